@@ -4,7 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from itertools import takewhile
 
-from rl_caption.cli.configuration import program_of, read_file, usage
+from rl_caption.cli.configuration import command_of, read_file
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.runtime.errors import UsageError
 
@@ -26,8 +26,7 @@ def main(words: Sequence[str]) -> int:
         comment = takewhile(lambda line: line.startswith("#"), lines)
         first, *_ = "".join(line[1:] for line in comment).split(". ")
         about = textwrap.indent(textwrap.fill(first.strip(), WIDTH - 6), " " * 6)
-        command = usage(str(program_of(read_file(file))))
-        described.append(f"{command} {name}\n{about}")
+        described.append(f"{command_of(read_file(file))} {name}\n{about}")
     print("\n".join(sorted(described)))
     print("\nrl-caption configs show NAME > mine.yaml copies one, to be changed.")
     return 0

@@ -8,23 +8,30 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
-from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from rewards.options import dotted, sentence, short_repr
+from rewards.options import adapter, sentences
 from rewards.registry import first_paragraph
 from rewards.trust import trust
-from rl_caption.cli.programs import LAUNCHER_KEYS, installed_programs
+from rl_caption.cli.programs import installed_programs
 from rl_caption.config.shipped import find_config
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Section, class_names
 
 Config = TypeVar("Config", bound=Section)
+Options = Sequence[tuple[Sequence[str], Sequence[str]]]
+"""Dotted keys and texts of a command line."""
+OF_PARSER = ("config", "help", "print_config")
+"""Options of every program."""
+OF_CLASSES = {"target", "format", "encoder"}
+"""Keys whose class the key ``kwargs`` beside them is for."""
 SYNONYMS = {
     "learning_rate": "train.lr",
     "max_grad_norm": "train.grad_clip_norm",
@@ -45,17 +52,12 @@ SYNONYMS = {
     "early_stopping_patience": "eval.patience",
 }
 """What Transformers and TRL call an option -> its key here (docs/coming_from.md)."""
-USAGES = {
-    "run": "rl-caption run",
-    "accelerate launch": "accelerate launch --config_file",
+LIMITS = {
+    "minimum": ">=",
+    "exclusiveMinimum": ">",
+    "maximum": "<=",
+    "exclusiveMaximum": "<",
 }
-"""How files are used that are no configuration of one program."""
-LIMITS = (
-    ("minimum", ">="),
-    ("exclusiveMinimum", ">"),
-    ("maximum", "<="),
-    ("exclusiveMaximum", "<"),
-)
 WIDTH = 100
 """Columns of ``--help``."""
 
@@ -64,48 +66,81 @@ class Entries(dict[str, Any]):
     """Values of a command line, each of which changes one entry, also of a table."""
 
 
-def load(
-    section_type: type[Config],
-    file: str | Path | None = None,
-    words: Sequence[str] = (),
-) -> Config:
-    """Load a configuration from a file or the name of a recipe, and ``--section.key value`` words.
+def parse(section_type: type[Config], words: Sequence[str], program: str) -> Config:
+    """Load the configuration of a command line: ``--config FILE``, then ``--section.key value``.
 
-    Raises ``ConfigError``, which names the key, the value and what would be right.
+    ``--help``, ``--help SECTION`` and ``--print_config`` print and leave. Raises ``ConfigError``,
+    which names the key, the value and what would be right.
     """
-    values = merged_values(section_type, file, words)
+    options = split_words(section_type, words)
+    asked = {path[0]: " ".join(texts) for path, texts in options}
+    options = [option for option in options if option[0][0] not in OF_PARSER]
+    file = asked.get("config")
+    try:
+        values = merged_values(section_type, file, options)
+        if "help" in asked:
+            chosen = section_type.choose(values)
+            print("\n".join(help_lines(chosen, asked["help"])))
+            sys.exit(0)
+        config = _checked(section_type, values, file)
+    except ConfigError as error:
+        where = program if file is None else f"{program} --config {file}"
+        raise ConfigError(f"{where}: {error}") from error
+    if "print_config" in asked:
+        plain = config.model_dump(mode="json")
+        print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
+        sys.exit(0)
+    return config
+
+
+def merged_values(
+    section_type: type[Section], file: str | Path | None, options: Options = ()
+) -> dict[str, Any]:
+    """The plain values of a file, its base files and a command line, before they are checked."""
+    values = {} if file is None else read_file(find_config(file), section_type)
+    guess = merge(section_type, values, _entries(Any, options, {}))
+    return merge(section_type, values, _entries(section_type, options, guess))
+
+
+def _checked(
+    section_type: type[Config], values: dict[str, Any], file: str | None
+) -> Config:
     trust(class_names(values))
     chosen = section_type.choose(values)
     try:
         return chosen.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        program = None if file is None or fits(chosen, values) else program_of(values)
-        if program is not None:
-            message = f"it is for another program: {usage(program)} {file}"
+        command = None
+        if file is not None and not fits(section_type, values):
+            command = command_of(values)
+        if command is not None:
+            message = f"it is for another program: {command} {file}"
         else:
-            message = "; ".join(_sentences(chosen, error))
+            wrong = sentences(error, lambda key, _: _no_key(chosen, key))
+            message = "; ".join(wrong[:3])
         raise ConfigError(message) from error
-
-
-def merged_values(
-    section_type: type[Section],
-    file: str | Path | None = None,
-    words: Sequence[str] = (),
-) -> dict[str, Any]:
-    """The plain values of a file, its base files and a command line, before they are checked."""
-    values = {} if file is None else read_file(find_config(file), section_type)
-    options = split_words(section_type, words)
-    guess = merge(section_type, values, _entries(Any, options, {}))
-    return merge(section_type, values, _entries(section_type, options, guess))
 
 
 # --- files ----------------------------------------------------------------------------------------
 
 
 class _Loader(yaml.SafeLoader):
-    """Scalars as in YAML 1.2: ``1e-5`` is a number; ``no``, dates and ``1:30`` are text."""
+    """Scalars as in YAML 1.2: ``1e-5`` is a number; ``no``, dates and ``1:30`` are text. Keys are
+    text, and stand once.
+    """
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        names = set()
+        for key, _ in node.value:
+            line = f"line {key.start_mark.line + 1}"
+            if not key.tag.endswith((":str", ":merge")):
+                raise yaml.YAMLError(f"{line}: a key is not text: quote it")
+            if key.value in names:
+                raise yaml.YAMLError(f"{line}: {key.value} is set twice: leave one out")
+            names.add(key.value)
+        return super().construct_mapping(node, deep)
 
 
 for _tag, _pattern, _first in (
@@ -121,35 +156,6 @@ for _tag, _pattern, _first in (
     )
 
 
-def read_yaml(text: str) -> Any:
-    """The plain values of a text, whose keys are text and stand once. Raises ``ValueError``."""
-    loader = _Loader(text)
-    try:
-        node = loader.get_single_node()
-        _check_keys(node, "")
-        return None if node is None else loader.construct_document(node)
-    except yaml.YAMLError as error:
-        raise ValueError(str(error)) from error
-
-
-def _check_keys(node: Any, path: str) -> None:
-    """Check the keys of a mapping and of those in it."""
-    if isinstance(node, yaml.SequenceNode):
-        for item in node.value:
-            _check_keys(item, path)
-    if not isinstance(node, yaml.MappingNode):
-        return
-    names = set()
-    for key, value in node.value:
-        line = f"line {key.start_mark.line + 1}"
-        if not key.tag.endswith((":str", ":merge")):
-            raise ValueError(f"{line}: a key is not text: quote it")
-        if key.value in names:
-            raise ValueError(f"{line}: {path}{key.value} is set twice: leave one out")
-        names.add(key.value)
-        _check_keys(value, f"{path}{key.value}.")
-
-
 def read_file(path: Path, section_type: type[Section] = Section) -> dict[str, Any]:
     """The values of a file over those of its ``base`` files, which are relative to it, or recipes."""
     own = read_mapping(path)
@@ -162,45 +168,43 @@ def read_file(path: Path, section_type: type[Section] = Section) -> dict[str, An
     return merge(section_type, values, own)
 
 
-def read_mapping(path: str | Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
     """Read a YAML file whose top level maps keys to plain values. Raises ``ConfigError``."""
     try:
-        values = read_yaml(Path(path).read_text(encoding="utf-8-sig"))
-    except ValueError as error:
+        values = yaml.load(path.read_text(encoding="utf-8-sig"), _Loader)
+    except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {error}") from error
     if not isinstance(values, dict):
-        raise ConfigError(
-            f"{path} holds {short_repr(values)}: expected keys and values"
-        )
+        raise ConfigError(f"{path} holds {values!r:.80}: expected keys and values")
     return values
 
 
 # --- annotations ----------------------------------------------------------------------------------
 
 
+def _branches(annotation: Any) -> Sequence[Any]:
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return get_args(annotation) if is_union else (annotation,)
+
+
 def section_of(annotation: Any, values: Any = None) -> type[Section] | None:
     """The section class of a key with these values; None for tables and plain values."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation.choose(values if isinstance(values, dict) else {})
-    if get_origin(annotation) in (dict, list):
-        return None
-    found = [section_of(one, values) for one in get_args(annotation)]
-    return next(filter(None, found), None)
+    for one in _branches(annotation):
+        if isinstance(one, type) and issubclass(one, Section):
+            return one.choose(values if isinstance(values, dict) else {})
+    return None
 
 
-def annotation_at(annotation: Any, path: Sequence[str], values: Any) -> Any:
-    """The annotation of a dotted key, also of a table's entry; Any where nothing is known of it."""
-    for key in path:
-        section = section_of(annotation, values)
-        if section is not None:
-            field = section.model_fields.get(key)
-            annotation = field.annotation if field else Any
-        else:
-            types = (annotation, *get_args(annotation))
-            tables = [get_args(one) for one in types if get_origin(one) in (dict, list)]
-            annotation = tables[0][-1] if tables else Any
-        values = values.get(key) if isinstance(values, dict) else None
-    return annotation
+def inner(annotation: Any, key: str, values: Any) -> Any:
+    """The annotation of a key of values, also of a table's entry; Any where nothing is known of it."""
+    section = section_of(annotation, values)
+    if section is not None:
+        field = section.model_fields.get(key)
+        return field.annotation if field else Any
+    for one in _branches(annotation):
+        if get_origin(one) in (dict, list):
+            return get_args(one)[-1]
+    return Any
 
 
 def keys_of(
@@ -210,16 +214,15 @@ def keys_of(
     the section that it is in, with its name there.
     """
     for name, field in section_type.model_fields.items():
-        key, annotation = f"{prefix}{name}", field.annotation
-        section = section_of(annotation)
+        key, kind = f"{prefix}{name}", field.annotation
+        entry = inner(kind, "", {})
+        section = section_of(kind) or section_of(entry)
         if section is None:
-            annotation, key = annotation_at(annotation, [""], {}), f"{key}.NAME"
-            section = section_of(annotation)
-        if section is None:
-            yield f"{prefix}{name}", (section_type, name)
-        else:
-            for one in (section, *alternatives(section)):
-                yield from keys_of(one, f"{key}.")
+            yield key, (section_type, name)
+            continue
+        inside = f"{key}." if section_of(kind) else f"{key}.NAME."
+        for one in (section, *alternatives(section)):
+            yield from keys_of(one, inside)
 
 
 def alternatives(section_type: type[Section]) -> Iterator[type[Section]]:
@@ -231,7 +234,27 @@ def alternatives(section_type: type[Section]) -> Iterator[type[Section]]:
     yield from classes
 
 
-# --- merging --------------------------------------------------------------------------------------
+def fits(section_type: type[Section], values: Mapping[str, Any]) -> bool:
+    """Whether a section has all keys of ``values``."""
+    try:
+        section_type.choose(values).model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        return all(item["type"] != "extra_forbidden" for item in error.errors())
+    except ConfigError:  # the values choose no alternative
+        return False
+    return True
+
+
+def command_of(values: Mapping[str, Any]) -> str | None:
+    """The command that takes a file with these values; None if there is none."""
+    if "stages" in values:
+        return "rl-caption run"
+    if "compute_environment" in values:
+        return "accelerate launch --config_file"
+    for name, program in installed_programs().items():
+        if program.config and fits(resolve_name(program.config), values):
+            return f"rl-caption {name} --config"
+    return None
 
 
 def merge(annotation: Any, below: Any, above: Any) -> Any:
@@ -245,43 +268,36 @@ def merge(annotation: Any, below: Any, above: Any) -> Any:
         return above
     both = below | above
     section = section_of(annotation, both)
-    is_table = section is None and annotation_at(annotation, [""], {}) is not Any
-    replaces = is_table and not isinstance(above, Entries)
-    replaces |= section_of(annotation, below) is not section
-    result = {}
-    for key, value in below.items():
-        if not replaces and not _is_for_another(key, below, above):
-            result[key] = value
+    result = type(below)(below)
+    if section is not None:
+        changed = {name for name in above if above[name] != below.get(name)}
+        leaves = {f"{name}_kwargs" for name in changed}
+        if changed & OF_CLASSES:
+            leaves.add("kwargs")
+        if section_of(annotation, below) is not section:
+            leaves.update(below)
+        for name in leaves.intersection(below):
+            del result[name]
+    elif inner(annotation, "", {}) is not Any and not isinstance(above, Entries):
+        result.clear()
     for key, value in above.items():
-        inner = annotation_at(annotation, [key], both)
-        needs_value = inner is not Any and NoneType not in get_args(inner)
-        if value is None and key in result and needs_value:
+        kind = inner(annotation, key, both)
+        can_be_null = kind is Any or NoneType in get_args(kind)
+        if value is None and key in result and not can_be_null:
             del result[key]
         else:
-            result[key] = merge(inner, result.get(key), value)
+            result[key] = merge(kind, result.get(key), value)
     return result
-
-
-def _is_for_another(
-    key: str, below: Mapping[str, Any], above: Mapping[str, Any]
-) -> bool:
-    """Whether a key has the options of a class, which ``above`` changes."""
-    if not key.endswith("kwargs"):
-        return False
-    names = ("target", "format", "encoder") if key == "kwargs" else (key[:-7],)
-    return any(above.get(name, below.get(name)) != below.get(name) for name in names)
 
 
 # --- words ----------------------------------------------------------------------------------------
 
 
-def split_words(
-    section_type: type[Section], words: Sequence[str]
-) -> list[tuple[list[str], list[str]]]:
+def split_words(section_type: type[Section], words: Sequence[str]) -> Options:
     """The dotted key and the texts of each ``--a.b.c text`` or ``--a.b.c=text``.
 
     Words of no option are those of the positional key, where there is one; then an option takes
-    one word, that of a list all, a switch none.
+    one word, a switch none.
     """
     positional = section_type.positional
     options: list[tuple[list[str], list[str]]] = []
@@ -291,11 +307,11 @@ def split_words(
         if word.startswith("--"):
             name, equals, text = word[2:].partition("=")
             options.append((name.split("."), [text] if equals else []))
-            annotation = annotation_at(section_type, [name], {})
-            types = annotation, *get_args(annotation)
-            takes_one = positional and all(get_origin(one) is not list for one in types)
-            room = 1 - (annotation is bool) if takes_one else len(words)
-            room = 0 if equals else room
+            room = 0 if equals else len(words)
+            if positional and room:
+                room = 1 - (inner(section_type, name, {}) is bool)
+        elif word == "-h":
+            options.append((["help"], []))
         elif room:
             room -= 1
             options[-1][1].append(word)
@@ -306,18 +322,18 @@ def split_words(
     return [*options, ([positional], free)] if free else options
 
 
-def _entries(
-    annotation: Any, options: Sequence[tuple[list[str], list[str]]], values: Any
-) -> Entries:
+def _entries(annotation: Any, options: Options, values: Any) -> Entries:
     """The values of options, by nested keys."""
     result = Entries()
     for path, texts in options:
-        entries: dict[str, Any] = result
-        for key in path[:-1]:
-            if not isinstance(entries.get(key), dict):
-                entries[key] = Entries()
-            entries = entries[key]
-        entries[path[-1]] = _value(annotation_at(annotation, path, values), texts)
+        kind, inside = annotation, values
+        for key in path:
+            kind = inner(kind, key, inside)
+            inside = inside.get(key) if isinstance(inside, dict) else None
+        entry = _value(kind, texts)
+        for key in reversed(path):
+            entry = Entries({key: entry})
+        result = merge(Any, result, entry)
     return result
 
 
@@ -325,167 +341,74 @@ def _value(annotation: Any, texts: Sequence[str]) -> Any:
     """What the texts of an option mean: YAML or text, of one value or of a list; the first that its
     key can have.
     """
-    plain = []
+    plain: list[Any] = []
     for text in texts:
         try:
-            value = read_yaml(text)
-        except ValueError:
+            value = yaml.load(text, _Loader)
+        except yaml.YAMLError:
             value = text
         plain.append(text if isinstance(value, str) else value)
-    readings: list[Any] = [plain, [*texts]] if texts else [True]
-    if len(texts) == 1:
-        readings = [*plain, *texts, *readings]
-    adapter = TypeAdapter(annotation)
+    readings: list[Any] = [*plain, *texts] if len(texts) == 1 else []
+    readings += [plain, [*texts]] if texts else [True]
     for reading in readings if readings[0] is not None else ():
-        try:
-            adapter.validate_json(json.dumps(reading), strict=True)
-        except ValidationError:
-            continue
-        return reading
+        with suppress(ValidationError):
+            adapter(annotation).validate_json(json.dumps(reading), strict=True)
+            return reading
     return readings[0]
 
 
-# --- errors ---------------------------------------------------------------------------------------
-
-
-def program_of(values: Mapping[str, Any]) -> str | None:
-    """The program that has all keys of a configuration; ``accelerate launch`` of one for it, None
-    if there is none.
-    """
-    if "stages" in values:
-        return "run"
-    if values.keys() & LAUNCHER_KEYS:
-        return "accelerate launch"
-    for name, program in installed_programs().items():
-        if program.config is not None:
-            try:
-                section_type = resolve_name(program.config).choose(values)
-            except ConfigError:  # the values choose no alternative
-                continue
-            if fits(section_type, values):
-                return name
-    return None
-
-
-def usage(program: str) -> str:
-    """The command that takes a file."""
-    return USAGES.get(program, f"rl-caption {program} --config")
-
-
-def fits(section_type: type[Section], values: Mapping[str, Any]) -> bool:
-    """Whether a section has all keys of ``values``."""
-    for name, value in values.items():
-        if name not in section_type.model_fields:
-            return False
-        section = section_of(section_type.model_fields[name].annotation, value)
-        if section and isinstance(value, dict) and not fits(section, value):
-            return False
-    return True
-
-
-def _sentences(section_type: type[Section], error: ValidationError) -> list[str]:
-    """What is wrong, one sentence a key."""
-    found: dict[str, str] = {}
-    for item in error.errors(include_url=False):
-        key = dotted(item["loc"])
-        if item["type"] == "extra_forbidden":
-            text = _no_key(section_type, key)
-        else:
-            text = sentence(item, key)
-        if key in found and item["type"] != "value_error":  # another type of a union
-            text = f"{found[key]} or {text.partition(': expected ')[2]}"
-        found[key] = text
-    return list(found.values())[:3]
+# --- errors and help ------------------------------------------------------------------------------
 
 
 def _no_key(section_type: type[Section], key: str) -> str:
     """That there is no such key, and which alternative has it, or the nearest one."""
-    last = key.rpartition(".")[2]
-    owners = []
+    keys: dict[str, tuple[type[Section], str]] = {}
     for one in (section_type, *alternatives(section_type)):
-        found = dict(keys_of(one)).get(key)
-        owners += [first_paragraph(found[0])] if found else []
-    if owners:
-        return f"there is no key {key} here: it is for {' or '.join(owners)}"
+        keys |= dict(keys_of(one))
+    if key in keys:
+        owner = first_paragraph(keys[key][0])
+        return f"there is no key {key} here: it is for {owner}"
+    last = key.rpartition(".")[2]
 
     def likeness(name: str) -> list[float]:
         pairs = ((last, name.rpartition(".")[2]), (key, name))
         return [difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs]
 
-    known = [*section_type.model_fields, *dict(keys_of(section_type))]
+    known = [*section_type.model_fields, *keys]
     nearest = SYNONYMS.get(last)
     if nearest not in known:
         nearest = max(known, key=likeness)
     return f"there is no key {key}: did you mean {nearest}?"
 
 
-# --- command line ---------------------------------------------------------------------------------
-
-
-def parse(section_type: type[Config], arguments: Sequence[str], program: str) -> Config:
-    """Load the configuration of a command line: ``--config FILE``, then ``--section.key value``.
-
-    ``--help``, ``--help SECTION`` and ``--print_config`` print and leave.
-    """
-    words = ["--help" if word == "-h" else word for word in arguments]
-    prints = "--print_config" in words
-    words = [word for word in words if word != "--print_config"]
-    file, section = _take(words, "--config"), _take(words, "--help")
-    try:
-        if section is not None:
-            values = merged_values(section_type, file, words)
-            print("\n".join(help_lines(section_type.choose(values), section)))
-            sys.exit(0)
-        config = load(section_type, file, words)
-    except ConfigError as error:
-        where = program if file is None else f"{program} --config {file}"
-        raise ConfigError(f"{where}: {error}") from error
-    if prints:
-        values = config.model_dump(mode="json")
-        print(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
-        sys.exit(0)
-    return config
-
-
-def _take(words: list[str], option: str) -> str | None:
-    """Remove an option and its value from ``words``; the value, None where there is no option."""
-    for place, word in enumerate(words):
-        name, equals, text = word.partition("=")
-        if name == option:
-            following = words[place + 1 : place + 2]
-            del words[place : place + (1 if equals else 2)]
-            return text if equals else "".join(following)
-    return None
-
-
-def help_lines(section_type: type[Section], section: str = "") -> Iterator[str]:
+def help_lines(section_type: type[Section], section: str) -> Iterator[str]:
     """Keys, types, defaults, ranges and descriptions; of all, or of one section."""
     if not section:
         yield from textwrap.wrap(first_paragraph(section_type), WIDTH)
         yield "\n--config  FILE, or the name of a recipe (rl-caption configs list)"
-    whole = section_type.model_json_schema()
-    schemas = {**whole.get("$defs", {}), section_type.__name__: whole}
+    schemas: dict[type[Section], Any] = {}
     for key, (owner, name) in dict(keys_of(section_type)).items():
-        if f"{key}.".startswith(f"{section}." if section else ""):
-            if owner.__name__ not in schemas:  # an alternative
-                schemas[owner.__name__] = owner.model_json_schema()
-            option = schemas[owner.__name__]["properties"][name]
-            default = (
-                f" = {json.dumps(option['default'])}" if "default" in option else ""
-            )
-            head = f"--{key}  {_type_name(option)}{default}"
-            yield from textwrap.wrap(head, WIDTH, subsequent_indent=" " * 6)
-            yield textwrap.indent(
-                textwrap.fill(option.get("description", ""), WIDTH - 6), " " * 6
-            )
+        if section and not f"{key}.".startswith(f"{section}."):
+            continue
+        if owner not in schemas:
+            schemas[owner] = owner.model_json_schema()["properties"]
+        option = schemas[owner][name]
+        head = f"--{key}  {_type_name(option)}"
+        if "default" in option:
+            head += f" = {json.dumps(option['default'])}"
+        yield from textwrap.wrap(head, WIDTH, subsequent_indent=" " * 6)
+        about = textwrap.fill(option.get("description", ""), WIDTH - 6)
+        yield textwrap.indent(about, " " * 6)
 
 
 def _type_name(schema: Mapping[str, Any]) -> str:
     """A JSON schema in words: ``integer >= 1 or null``."""
     if "anyOf" in schema:
-        return " or ".join(_type_name(branch) for branch in schema["anyOf"])
+        return " or ".join(map(_type_name, schema["anyOf"]))
     if "enum" in schema:
         return " | ".join(map(str, schema["enum"]))
-    limits = [f" {sign} {schema[name]:g}" for name, sign in LIMITS if name in schema]
-    items = f" of {_type_name(schema['items'])}" if "items" in schema else ""
-    return f"{schema.get('type', schema.get('const', 'any'))}{items}{','.join(limits)}"
+    name = schema.get("type", schema.get("const", "any"))
+    if "items" in schema:
+        name += f" of {_type_name(schema['items'])}"
+    signs = [key for key in LIMITS if key in schema]
+    return name + ",".join(f" {LIMITS[key]} {schema[key]:g}" for key in signs)

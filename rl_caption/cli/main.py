@@ -6,8 +6,7 @@ import difflib
 import logging
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -36,39 +35,48 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"  {name:<16} {program.summary}")
         return 0 if words else 2
     if words[0] not in PROGRAMS:
-        close = difflib.get_close_matches(
-            words[0].removeprefix("train_").removesuffix(".py"), PROGRAMS, n=1
-        )
+        close = difflib.get_close_matches(words[0], PROGRAMS, n=1)
         hint = f": did you mean {close[0]}?" if close else ""
         raise UsageError(f"{words[0]!r} is not one of {', '.join(PROGRAMS)}{hint}")
     return run(words[0], words[1:])
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Run one program; errors that a user can mend are printed without a traceback."""
+    """Run one program; errors that a user can mend are printed without a traceback, and the
+    package's own log lines (level INFO and above) to standard error.
+    """
     set_threads()
-    try:
-        leave_scripts_folder()
-    except FileNotFoundError as error:
-        raise UsageError(
-            "the working directory was removed: change to one that is there"
-        ) from error
+    if (Path(sys.path[0]) / "scst.py").is_file():
+        del sys.path[0]  # the folder of the scripts: its evaluate.py hides a package
     if name not in installed_programs():
         raise UsageError(
             f"{name} comes with the lab, the folder rl_caption/lab, which is not installed"
         )
-    with log_lines(), user_errors():
-        try:
-            result = run_program(name, list(arguments))
-        except KeyboardInterrupt:
-            print("interrupted", file=sys.stderr)
-            result = INTERRUPTED
-        if isinstance(result, str) and result:
-            print(result)
-        training = sys.modules.get("rl_caption.training.run")
-        if training is not None:  # not every program trains, or needs torch
-            training.leave_process_group()
-        return result if isinstance(result, int) else 0
+    # At the root: a library that logs there would otherwise put up a handler of its own, and every
+    # line come twice.
+    root, handler = logging.getLogger(), logging.StreamHandler()
+    root.addHandler(handler)
+    for package in ("rl_caption", "rewards"):
+        logging.getLogger(package).setLevel(logging.INFO)
+    try:
+        with user_errors():
+            return _ended(name, list(arguments))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        root.removeHandler(handler)
+
+
+def _ended(name: str, arguments: list[str]) -> int:
+    """The exit code of a program that has run."""
+    result = run_program(name, arguments)
+    if isinstance(result, str) and result:
+        print(result)
+    training = sys.modules.get("rl_caption.training.run")
+    if training is not None:  # not every program trains, or needs torch
+        training.leave_process_group()
+    return result if isinstance(result, int) else 0
 
 
 def run_program(name: str, arguments: list[str]) -> Any:
@@ -87,33 +95,3 @@ def run_program(name: str, arguments: list[str]) -> Any:
     stage = Stage(name, name, arguments, load(name, arguments))
     refuse(preflight([stage], rows=False))
     return stage.start()
-
-
-def leave_scripts_folder() -> None:
-    """Take the folder of the scripts, which Python puts first, off the path: its ``evaluate.py``
-    hides a package.
-    """
-    folder = Path(sys.argv[0]).resolve().parent
-    if (
-        sys.path
-        and Path(sys.path[0] or ".").resolve() == folder
-        and (folder / "scst.py").is_file()
-    ):
-        del sys.path[0]
-
-
-@contextmanager
-def log_lines() -> Iterator[None]:
-    """Inside the ``with``, the package's own log lines (level INFO and above) are printed to
-    standard error.
-    """
-    handler = logging.StreamHandler()
-    # At the root: a library that logs there would otherwise put up a handler of its own, and every
-    # line come twice.
-    logging.getLogger().addHandler(handler)
-    for package in ("rl_caption", "rewards"):
-        logging.getLogger(package).setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        logging.getLogger().removeHandler(handler)

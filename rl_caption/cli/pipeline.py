@@ -3,15 +3,17 @@
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from rewards.devices import is_main_process
 from rl_caption.cli.preflight import preflight, refuse
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.cli.stages import (
+    ENCODER,
     Stage,
     make_stages,
-    path_of,
     shipped_pipelines,
     starts_from,
 )
@@ -48,7 +50,7 @@ def plan(stages: Sequence[Stage], again: Sequence[str]) -> list[Planned]:
     anew = set(again)
     for stage in stages:
         running = [one.stage for one in planned if one.action != "skip"]
-        sources = [source.name for source in starts_from(stage, running)]
+        sources = starts_from(stage.values, running)
         if anew.intersection(sources):
             anew.add(stage.name)
         if not PROGRAMS[stage.program].trains:
@@ -71,25 +73,20 @@ def _plan(stage: Stage, sources: Sequence[str]) -> Planned:
     complete = is_complete(folder)
     if not complete and newest_checkpoint(folder / "checkpoints") is None:
         return Planned(stage, "train")
+    before = read_json(note, CheckpointError) if note.is_file() else {}
     differs = changed_keys(folder / "config.yaml", stage.sections)
     differs += [f"it started from another export of {name}" for name in sources]
-    if note.is_file():
-        before, now = read_json(note, CheckpointError), inputs_of(stage)
-        differs += changes(before["data"], now["data"])[0]
-        for key, weights in now["models"].items():
-            if before["models"].get(key) != weights:
-                differs.append(f"{key}: other weights")
-    else:
-        differs.append(f"{note}, which says what it was made of, is missing")
+    differs += changes(before, inputs_of(stage))[0]
     if differs:
         how = "finished" if complete else "began"
         reason = f"{folder} {how} otherwise: {'; '.join(differs)}"
-        advice = f"to train it anew: --again {stage.name}"
-        return Planned(stage, "refuse", f"{reason}; {advice}")
+        return Planned(
+            stage, "refuse", f"{reason}; to train it anew: --again {stage.name}"
+        )
     return Planned(stage, "skip" if complete else "resume")
 
 
-def inputs_of(stage: Stage) -> dict[str, dict[str, str]]:
+def inputs_of(stage: Stage) -> dict[str, str]:
     """Fingerprints of a stage's data and of the exported models that it starts from, by key."""
     from rewards.model_files import MANIFEST
     from rl_caption.config.build import build_data
@@ -97,13 +94,13 @@ def inputs_of(stage: Stage) -> dict[str, dict[str, str]]:
     from rl_caption.training.checkpoint import hash_of
 
     data = build_data(stage.config.data)
-    splits = {"train", stage.config.eval.split}.intersection(data.splits)
-    models = {}
+    splits = sorted({"train", stage.config.eval.split}.intersection(data.splits))
+    inputs = fingerprint({split: data.split(split) for split in splits})
     for key, value in stage.values.items():
-        if isinstance(value, str) and (path_of(value) / MANIFEST).is_file():
-            models[key] = hash_of(path_of(value))
-    rows = {split: data.split(split) for split in sorted(splits)}
-    return {"data": fingerprint(rows), "models": models}
+        folder = Path(str(value).removeprefix(ENCODER))
+        if (folder / MANIFEST).is_file():
+            inputs[key] = f"weights {hash_of(folder)}"
+    return inputs
 
 
 def run_pipeline(name: str, words: Sequence[str]) -> list[Stage] | None:
@@ -116,24 +113,22 @@ def run_pipeline(name: str, words: Sequence[str]) -> list[Stage] | None:
         ConfigError: something is missing, or a stage was made in another way. Nothing is trained.
     """
     stages, wishes = make_stages(name, words)
-    is_main, share = _processes()
-    actions: list[str] = []
-    error: BaseException | None = None
+    is_main = is_main_process()
+    actions: Any = []
     if is_main:
         try:
             actions = _checked_actions(stages, wishes)
-        except EXPECTED as refusal:
-            error = refusal
-    actions, error = share((actions, error))
-    if error is not None:
-        raise error
+        except EXPECTED as error:
+            actions = error
+    actions = _of_main_process(actions)
+    if isinstance(actions, Exception):
+        raise actions
     if wishes["dry"]:
         return None
-    for number, stage in enumerate(stages):
-        action = actions[number]
+    for number, (stage, action) in enumerate(zip(stages, actions, strict=True), 1):
         if is_main:
             done = "finished, " if action == "skip" else ""
-            place = f"[{number + 1}/{len(stages)}]"
+            place = f"[{number}/{len(stages)}]"
             print(f"\n{place} {done}{stage.name}: {stage.command}", flush=True)
         if action != "skip" and not _run(stage, action, is_main):
             return None
@@ -169,13 +164,13 @@ def _run(stage: Stage, action: str, is_main: bool) -> bool:
     return action == "run" or is_complete(stage.folder)
 
 
-def _processes() -> tuple[bool, Callable[[Any], Any]]:
-    """Whether this is the main process, and a function that gives its value to all of them."""
+def _of_main_process(value: Any) -> Any:
+    """The value of the main process, in all of them."""
     from rl_caption.runtime.launch import check_processes, processes_started
 
     started = processes_started(os.environ)
     if started is None or started[1] == 1:
-        return True, lambda value: value
+        return value
     from accelerate import Accelerator
     from accelerate.utils import broadcast_object_list
 
@@ -183,16 +178,15 @@ def _processes() -> tuple[bool, Callable[[Any], Any]]:
 
     accelerator = Accelerator(**accelerator_kwargs())
     check_processes(accelerator.num_processes)
-    return accelerator.is_main_process, lambda value: broadcast_object_list([value])[0]
+    return broadcast_object_list([value])[0]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run ``NAME [OPTIONS]``."""
-    words = list(arguments)
-    if "--help" in words or not words or words[0].startswith("-"):
+    if "--help" in arguments or not arguments or arguments[0].startswith("-"):
         print(f"{USAGE}\n\nPipelines of the package: {', '.join(shipped_pipelines())}")
-        return 0 if words else 2
-    run_pipeline(words[0], words[1:])
+        return 0 if arguments else 2
+    run_pipeline(arguments[0], arguments[1:])
     return 0
 
 

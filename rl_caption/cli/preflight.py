@@ -8,7 +8,7 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,12 +19,12 @@ from rewards.registry import load as load_reward
 from rl_caption.captioners.config import HUB_NAME
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.cli.stages import (
+    ENCODER,
     Stage,
     load,
     make_stages,
     makers,
-    mentions,
-    path_of,
+    starts_from,
 )
 from rl_caption.cli.torchvision_remedy import FAULT, import_error, mend
 from rl_caption.runtime.errors import (
@@ -37,11 +37,6 @@ from rl_caption.runtime.errors import (
 )
 from rl_caption.runtime.threads import granted_cores
 
-REWARD_MODULES = {
-    "rewards.clip.": "open_clip",
-    "rewards.text.bertscore:": "bert_score",
-}
-"""Beginning of a reward's class -> the optional module that it imports."""
 PAIR_TASKS = ("contrastive", "positive_augmented", "specificity")
 """Tasks of ``reward_model`` that train an open_clip model, unless they name parts."""
 
@@ -62,14 +57,12 @@ def preflight(stages: Sequence[Stage], rows: bool = True) -> Iterator[Finding]:
     """Yield what each stage needs: processes, extras, models and, with ``rows``, its data."""
     read = set()
     for index, stage in enumerate(stages):
-        findings = [*_process_findings(stage)]
-        missing = [name for name in modules_of(stage) if find_spec(name) is None]
-        if missing:
-            findings.append(Finding("packages", not_installed(*missing), fatal=True))
-        if not any(finding.fatal for finding in findings):
-            findings += _model_findings(stage, stages[:index])
-        source = str(stage.values.get("data.path"))
-        made = [one.name for one in stages[:index] if mentions(source, one.folder)]
+        before = stages[:index]
+        findings = [*_process_findings(stage), *_package_findings(stage)]
+        if not findings:
+            findings += _model_findings(stage, before)
+        source = stage.values.get("data.path")
+        made = starts_from([source], before)
         if made:
             findings.append(Finding("data", f"{source}, which {made[-1]} makes"))
         elif rows and hasattr(stage.config, "train"):
@@ -83,18 +76,17 @@ def preflight(stages: Sequence[Stage], rows: bool = True) -> Iterator[Finding]:
 
 def refuse(findings: Iterable[Finding], more: Sequence[str] = ()) -> None:
     """Raise ``ConfigError`` where a finding is fatal, or with the reasons ``more``."""
-    said = [
-        ": ".join(filter(None, (finding.name, finding.value, finding.advice)))
-        for finding in findings
-        if finding.fatal
-    ]
+    said = []
+    for name, value, advice, fatal in findings:
+        if fatal:
+            said.append(f"{name}: {value}" + f": {advice}" * bool(advice))
     said += more
     if said:
         raise ConfigError(said[0] if len(said) == 1 else "\n  - ".join(["", *said]))
 
 
 def _process_findings(stage: Stage) -> Iterator[Finding]:
-    """Whether the launcher's processes or DeepSpeed can run the program."""
+    """What a launcher asks for that the program cannot do."""
     from rl_caption.runtime.launch import processes_started
 
     program, started = PROGRAMS[stage.program], processes_started(os.environ)
@@ -118,76 +110,66 @@ def rewards_of(values: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any
         yield from rewards_of(value, key)
 
 
-def modules_of(stage: Stage) -> list[str]:
-    """The optional modules that a program with its configuration imports."""
-    values = stage.values
-    modules = set(PROGRAMS[stage.program].modules)
-    for reward, kwargs in rewards_of(stage.sections):
-        for prefix, module in REWARD_MODULES.items():
-            if REWARDS[reward].startswith(prefix):
-                modules.add(module)
-        if kwargs.get("endpoint"):
-            modules.add("openai")
+def _package_findings(stage: Stage) -> Iterator[Finding]:
+    """The optional modules that a program with its configuration imports, and that are missing."""
+    values, rewards = stage.values, [*rewards_of(stage.sections)]
     task = str(values.get("task"))
-    has_pairs = task in PAIR_TASKS and not stage.config.model.has_parts
+    has_clip = any(REWARDS[name].startswith("rewards.clip.") for name, _ in rewards)
+    has_clip |= task in PAIR_TASKS and not stage.config.model.has_parts
     needs = {
-        "open_clip": has_pairs or task.startswith("distill"),
+        "open_clip": has_clip or task.startswith("distill"),
+        "bert_score": "bertscore" in dict(rewards),
+        "openai": any(kwargs.get("endpoint") for _, kwargs in rewards),
         "peft": values.get("model.lora.r") is not None,
         "num2words": "smolvlm" in str(values.get("model.init")).lower(),
         "datasets": values.get("data.format") == "hub",
         "h5py": str(values.get("data.features_root")).endswith((".h5", ".hdf5")),
         "tensorboard": "tensorboard" in (values.get("run.trackers") or ()),
-    }
-    return sorted(modules | {module for module in needs if needs[module]})
-
-
-# --- models -------------------------------------------------------------------------------------
+    } | dict.fromkeys(PROGRAMS[stage.program].modules, True)
+    missing = [name for name in needs if needs[name] and find_spec(name) is None]
+    if missing:
+        yield Finding("packages", not_installed(*missing), fatal=True)
 
 
 def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
     """The models that a run starts from or scores with: on this machine, made before, or fetched."""
-    paths = {}
     captions = stage.program in ("xe", "scst")
+    asked: list[tuple[str, str, Any, tuple[str, ...]]] = []
     for key, value in stage.values.items():
-        is_path = isinstance(value, str) and (
-            "/export/" in value or value.endswith(CHECKPOINTS)
-        )
-        if is_path or (key == "model.init" and captions):
-            paths[key] = value
-    if stage.program == "reward_model":
-        paths |= stage.config.folders()
-    for key, value in paths.items():
-        if value is None:
-            if stage.program == "scst":
-                advice = "name a captioner, or train one: rl-caption run own"
-                yield Finding(key, "not set", advice, True)
-        elif key == "out" or path_of(value).exists():
+        starts = key == "model.init" and captions
+        if value is None and starts and stage.program == "scst":
+            advice = "name a captioner, or train one: rl-caption run own"
+            yield Finding(key, "not set", advice, True)
+        if not isinstance(value, str) or key == "out":
             continue
-        elif made := [one.name for one in before if mentions(value, one.folder)]:
+        path = Path(value.removeprefix(ENCODER))
+        is_model = starts or "/export/" in value or value.endswith(CHECKPOINTS)
+        if not is_model or path.exists():
+            continue
+        if made := starts_from([value], before):
             yield Finding(key, f"{value}, which {made[-1]} makes")
-        elif key == "model.init" and captions and HUB_NAME.fullmatch(value):
+        elif starts and HUB_NAME.fullmatch(value):
             from rewards.model_files import ask_hub
 
-            yield _on_hub(key, value, ask_hub, value, "config.json")
+            asked.append((key, value, ask_hub, (value, "config.json")))
         else:
-            commands = " or ".join(f"rl-caption run {name}" for name in makers(value))
-            advice = f"{commands} makes it" if commands else ""
-            if address := ADDRESSES.get(path_of(value).name):
+            commands = [f"rl-caption run {name}" for name in makers(str(path))]
+            advice = f"{' or '.join(commands)} makes it" if commands else ""
+            if address := ADDRESSES.get(path.name):
                 advice = f"download it from {address}"
             yield Finding(key, f"{value!r} is not there", advice, True)
     for key, name, tag in _dual_encoders(stage):
         from rewards.clip.backbone import ask_for_weights
 
-        yield _on_hub(key, f"{name} with weights {tag}", ask_for_weights, name, tag)
-
-
-def _on_hub(key: str, what: str, ask: Callable[..., Any], *names: str) -> Finding:
-    """A model on the hub, which ``ask`` finds, or raises."""
-    try:
-        ask(*names)
-    except (OSError, ValueError) as error:
-        return Finding(key, f"{what}: {error}", fatal=True)
-    return Finding(key, what)
+        what = f"{name} with weights {tag}"
+        asked.append((key, what, ask_for_weights, (name, tag)))
+    for key, what, ask, names in asked:
+        try:
+            ask(*names)
+        except (OSError, ValueError) as error:
+            yield Finding(key, f"{what}: {error}", fatal=True)
+        else:
+            yield Finding(key, what)
 
 
 def _dual_encoders(stage: Stage) -> Iterator[tuple[str, str, str]]:
@@ -206,13 +188,10 @@ def _dual_encoders(stage: Stage) -> Iterator[tuple[str, str, str]]:
             yield section, name, tag
 
 
-# --- data ---------------------------------------------------------------------------------------
-
-
 def _row_findings(stage: Stage) -> Iterator[Finding]:
     """The rows that a training reads: their files are there, and what its rewards look at."""
-    from rl_caption.config.build import build_data, check_rows
-    from rl_caption.data.checks import check_row_images
+    from rl_caption.config.build import build_data
+    from rl_caption.data.checks import check_data, check_row_images
 
     config, options = stage.config, stage.config.data
     columns = {}
@@ -221,12 +200,20 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
         if isinstance(needed, frozenset):  # no property
             columns[name] = needed
     seen = [name for name, needed in columns.items() if "image" in needed]
+    needs = getattr(config, "needs", ("image", "text"))
     try:
         data = build_data(options)
-        evaluated = getattr(getattr(config, "eval", None), "split", None)
+        evaluated = stage.values.get("eval.split")
         splits = ["train", evaluated] if evaluated in data.splits else ["train"]
-        needs = getattr(config, "needs", ("image", "text"))
-        report = check_rows(options, data, splits, check_pixels=False, needs=needs)
+        report = check_data(
+            data,
+            splits,
+            options.on_bad,
+            check_pixels=False,
+            check_images=options.features_root is None,
+            needs=needs,
+            tokenizer=options.tokenizer,
+        )
         train = report.good_rows_of(data).split("train")
         if options.features_root is not None and seen and options.on_bad == "fail":
             rows = [row for split in splits for row in data.split(split)]
@@ -237,9 +224,9 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
     yield Finding("data", f"{len(train)} training images")
     for warning in report.warnings:
         yield Finding("captions", warning)
+    given = {*COLUMNS, *(train[0] if len(train) else ())}
     for name, needed in columns.items():
-        lacking = sorted(needed - {*COLUMNS} - {*(train[0] if len(train) else ())})
-        if lacking:
+        if lacking := sorted(needed - given):
             yield Finding(name, f"the rows have no {', '.join(lacking)}", fatal=True)
 
 
@@ -302,27 +289,6 @@ def environment() -> Iterator[Finding]:
         yield Finding("Java", str(failure), cost)
 
 
-def doctor(stages: Sequence[Stage], command: str, rows: bool = True) -> int:
-    """Print the report, and what the ``stages`` of a command need.
-
-    Returns:
-        0 when the main job and that command can run here, 1 when something is missing.
-    """
-    verdict = "The main job cannot run here"
-    fatal = _print(environment())
-    if not fatal:
-        verdict = f"The main job can run here, but not yet {command}"
-        print("\nConfiguration")
-        fatal = _print(preflight(stages, rows))
-    if not fatal:
-        print(f"\nThe main job can run here. To start it: rl-caption {command}")
-        return 0
-    print(f"\n{verdict}: {', '.join(finding.name for finding in fatal)}.")
-    advice = dict.fromkeys(finding.advice or finding.value for finding in fatal)
-    print(f"To repair it: {'; then '.join(advice)}")
-    return 1
-
-
 def _print(findings: Iterable[Finding]) -> list[Finding]:
     """Print findings as they come; return the fatal ones."""
     fatal = []
@@ -336,13 +302,16 @@ def _print(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the report, and what a command needs."""
-    words = list(arguments)
-    if words == ["--help"]:
+    """Print the report, and what a command needs.
+
+    Returns:
+        0 when the main job and that command can run here, 1 when something is missing.
+    """
+    if [*arguments] == ["--help"]:
         print(USAGE)
         return 0
-    if "--mend" in words:
-        words.remove("--mend")
+    words = [word for word in arguments if word != "--mend"]
+    if "--mend" in arguments:
         print(mend())
     name, *options = words or ["run", "demo"]
     if name == "run" and options:
@@ -351,4 +320,17 @@ def main(arguments: Sequence[str]) -> int:
         stages = [Stage(name, name, options, load(name, options))]
     else:
         raise UsageError(USAGE)
-    return doctor(stages, shlex.join([name, *options]), rows=bool(words))
+    command = shlex.join([name, *options])
+    verdict = "The main job cannot run here"
+    fatal = _print(environment())
+    if not fatal:
+        verdict = f"The main job can run here, but not yet {command}"
+        print("\nConfiguration")
+        fatal = _print(preflight(stages, bool(words)))
+    if not fatal:
+        print(f"\nThe main job can run here. To start it: rl-caption {command}")
+        return 0
+    print(f"\n{verdict}: {', '.join(finding.name for finding in fatal)}.")
+    advice = dict.fromkeys(finding.advice or finding.value for finding in fatal)
+    print(f"To repair it: {'; then '.join(advice)}")
+    return 1

@@ -54,7 +54,7 @@ CORE = {
     "evaluate": Program(
         "judge captions of a split or of a file",
         "rl_caption.programs.evaluate:evaluate",
-        "rl_caption.config.evaluation:EvaluateConfig",
+        "rl_caption.config.commands:EvaluateConfig",
     ),
     "score": Program(
         "score captions in files with any reward",

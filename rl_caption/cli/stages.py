@@ -19,11 +19,11 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from rl_caption.cli.configuration import parse, read_file, read_mapping, split_words
+from rl_caption.cli.configuration import merged_values, parse, read_mapping, split_words
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.runtime.errors import UsageError
-from rl_caption.runtime.options import Section
+from rl_caption.runtime.options import Section, as_words
 
 ENCODER = "transformers:"
 """What a text or image encoder's folder begins with."""
@@ -62,8 +62,7 @@ class Stage:
         """Values by dotted key; of a grid also those of its runs, which ``all`` may replace."""
         values = dict(leaves(self.sections))
         if "all" in self.sections:
-            words = as_words(dict(leaves(self.config.all)))
-            words = ["--config", self.config.recipe, *words]
+            words = ["--config", self.config.recipe, *as_words(self.config.all)]
             runs = load("scst", words).model_dump(mode="json", exclude={"run"})
             values |= leaves({"all": runs})
         return values
@@ -87,25 +86,7 @@ def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, values
         return
     for name, value in values.items():
-        yield from leaves(value, f"{key}.{name}" if key else str(name))
-
-
-def as_words(values: Mapping[str, Any]) -> list[str]:
-    """Values by key as a command line."""
-    return [
-        f"--{key}={value if isinstance(value, str) else json.dumps(value)}"
-        for key, value in values.items()
-    ]
-
-
-def path_of(value: str) -> Path:
-    """The path that a text of a configuration may be; an encoder's has a prefix."""
-    return Path(value.removeprefix(ENCODER))
-
-
-def mentions(values: Any, folder: Path) -> bool:
-    """Whether a path in nested values is a folder, or in it."""
-    return moved(values, {folder: Path()}) != values
+        yield from leaves(value, f"{key}.{name}".removeprefix("."))
 
 
 def moved(values: Any, folders: Mapping[Path, Path]) -> Any:
@@ -118,16 +99,16 @@ def moved(values: Any, folders: Mapping[Path, Path]) -> Any:
     return json.loads(re.sub(path, lambda found: now[found[0]], text))
 
 
-def starts_from(stage: Stage, others: Iterable[Stage]) -> list[Stage]:
-    """Those of ``others`` whose folders a stage reads."""
-    return [one for one in others if mentions(stage.values, one.folder)]
+def starts_from(values: Any, stages: Iterable[Stage]) -> list[str]:
+    """The names of those of ``stages`` in whose folders paths in nested values are."""
+    return [one.name for one in stages if moved(values, {one.folder: Path()}) != values]
 
 
 # --- pipelines ----------------------------------------------------------------------------------
 
 
-def read_pipeline(name: str) -> dict[str, tuple[str, str | None, dict[str, Any]]]:
-    """Stage -> its program, its recipe, and its changes of the recipe.
+def read_pipeline(name: str) -> dict[str, tuple[str, list[str]]]:
+    """Stage -> its program, and its command line.
 
     Raises:
         UsageError: it is no pipeline, or names a program that cannot be a stage.
@@ -146,7 +127,9 @@ def read_pipeline(name: str) -> dict[str, tuple[str, str | None, dict[str, Any]]
             raise UsageError(
                 f"{name}: stages.{stage} is {entry!r}: expected a program and a recipe"
             )
-        stages[stage] = program, changes.pop(program), changes
+        recipe = changes.pop(program)
+        words = [] if recipe is None else ["--config", recipe]
+        stages[stage] = program, words + as_words(changes)
     return stages
 
 
@@ -157,13 +140,14 @@ def shipped_pipelines() -> list[str]:
 
 
 def makers(path: str) -> list[str]:
-    """The pipelines that the package brings of which a training writes ``path``."""
+    """The pipelines that the package brings that write the export ``path``."""
     found = []
     for name in shipped_pipelines():
-        for _, recipe, changes in read_pipeline(name).values():
-            values = read_file(find_config(recipe)) if recipe else {}
-            run = values.get("run", {}) | changes.get("run", {})
-            if "dir" in run and mentions(path, Path(run["dir"])):
+        for _, words in read_pipeline(name).values():
+            file = words[1] if "--config" in words else None
+            values = merged_values(Section, file, split_words(Section, words))
+            folder = values.get("run", {}).get("dir")
+            if folder is not None and Path(path).is_relative_to(folder):
                 found.append(name)
     return found
 
@@ -176,9 +160,9 @@ def read_wishes(words: Sequence[str], stages: Collection[str]) -> dict[str, list
         UsageError: an option does not say for which stage it is, or there is no such stage.
     """
     wishes: dict[str, list[str]] = {key: [] for key in (*OPTIONS, "data", *stages)}
-    for path, texts in split_words(Section, words):
-        key = ".".join(path)
-        stage, _, rest = key.partition(".")
+    for (stage, *path), texts in split_words(Section, words):
+        rest = ".".join(path)
+        key = f"{stage}.{rest}" if rest else stage
         if key in OPTIONS:
             wishes[key] += ",".join(texts).split(",")
         elif stage in wishes and rest:
@@ -205,23 +189,18 @@ def make_stages(
     pipeline = read_pipeline(name)
     wishes = read_wishes(options, pipeline)
     written = []
-    for own_name, (program, recipe, changes) in pipeline.items():
-        words = [] if recipe is None else ["--config", recipe]
-        words += as_words(changes)
+    for own_name, (program, words) in pipeline.items():
         written.append(Stage(own_name, program, words, load(program, words)))
-    chosen = set(wishes["only"] or [stage.name for stage in written])
+    chosen = set(wishes["only"] or pipeline)
     for stage in reversed(written):
         if stage.name in chosen:
-            chosen |= {source.name for source in starts_from(stage, written)}
+            chosen.update(starts_from(stage.values, written))
     stages: list[Stage] = []
     elsewhere: dict[Path, Path] = {}
     for stage in written:
         if stage.name in chosen:
-            made = _with_wishes(stage, wishes, elsewhere)
-            if made.folder in [other.folder for other in stages]:
-                raise UsageError(f"two stages write {made.folder}: {stage.name} is one")
-            elsewhere[stage.folder] = made.folder
-            stages.append(made)
+            stages.append(_with_wishes(stage, wishes, elsewhere))
+            elsewhere[stage.folder] = stages[-1].folder
     return stages, wishes
 
 
@@ -232,12 +211,13 @@ def _with_wishes(
     now = moved(stage.values, elsewhere)
     changes = {key: now[key] for key in now if now[key] != stage.values[key]}
     if wishes["run.root"]:
-        key = "run.dir" if hasattr(stage.config, "run") else "out"
+        key = "run.dir" if "run" in stage.sections else "out"
         changes[key] = str(Path(*wishes["run.root"], stage.name))
     words = as_words(changes)
-    prefix = "--data." if hasattr(stage.config, "data") else "--all.data."
-    if prefix == "--data." or "all" in stage.sections:
-        words += [re.sub("^--", prefix, word) for word in wishes["data"]]
+    for section in ("data", "all"):
+        if section in stage.sections:
+            prefix = "--all.data." if section == "all" else "--data."
+            words += [re.sub("^--", prefix, word) for word in wishes["data"]]
     words += wishes[stage.name]
     if not words:
         return stage

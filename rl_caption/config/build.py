@@ -10,6 +10,7 @@ from typing import Any
 from accelerate import Accelerator
 from transformers.utils import logging as transformers_logging
 
+from rewards.base import naming
 from rewards.build import RewardBuilder
 from rewards.mixed import MixedReward
 from rewards.text.tokenize import TOKENIZER
@@ -22,10 +23,9 @@ from rl_caption.config.schema import (
     RewardConfig,
     RolloutConfig,
 )
-from rl_caption.data.base import DataError, Row, Splits
-from rl_caption.data.checks import MISSING, CheckReport, check_data
+from rl_caption.data.base import Row, Splits
+from rl_caption.data.checks import check_data
 from rl_caption.data.formats import build_data as build_data
-from rl_caption.data.formats import where_from
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError as ConfigError
 from rl_caption.runtime.errors import config_errors
@@ -39,30 +39,6 @@ def quiet_libraries() -> None:
     transformers_logging.disable_progress_bar()
     # Accelerate warns that tied weights are stored once, which is how they are meant to be stored.
     logging.getLogger("accelerate.utils.other").setLevel(logging.ERROR)
-    # DeepSpeed, imported by Transformers where it is installed, says that a CPU is a CPU.
-    logging.getLogger("DeepSpeed").addFilter(
-        lambda record: "Setting accelerator to CPU" not in record.getMessage()
-    )
-
-
-def check_rows(
-    config: DataConfig, data: Splits, splits: Sequence[str], **options: Any
-) -> CheckReport:
-    """Check splits as ``data.on_bad`` says (``check_data``); what is missing is told with
-    ``data.source``.
-    """
-    try:
-        return check_data(
-            data,
-            splits,
-            on_bad=config.on_bad,
-            check_images=config.features_root is None,
-            **{"tokenizer": config.tokenizer} | options,
-        )
-    except DataError as error:
-        if MISSING in str(error):
-            raise DataError(f"{error}{where_from(config.source)}") from error
-        raise
 
 
 def checked_splits(
@@ -82,11 +58,12 @@ def checked_splits(
     with (
         accelerator.main_process_first()
     ):  # the others then find the verdicts in the cache
-        report = check_rows(
-            config,
+        report = check_data(
             data,
             splits,
+            config.on_bad,
             check_pixels=config.check_images,
+            check_images=config.features_root is None,
             cache=cache,
             needs=needs,
             tokenizer=config.tokenizer if scored else None,
@@ -119,27 +96,21 @@ def build_captioner(
             kind of captioner.
     """
     cache_bytes = cache_mb * 2**20
-    if isinstance(config, SavedModelConfig):
-        return _load_saved(config, cache_bytes, tokenizer, weights)
-    assert isinstance(config, NewModelConfig), "the only other one"
-    if config.target is not None:
-        return new_captioner(config.target, references, config.kwargs)
-    from rl_caption.captioners.transformer import TransformerCaptioner
+    if isinstance(config, NewModelConfig):
+        if config.target is not None:
+            return new_captioner(config.target, references, config.kwargs)
+        from rl_caption.captioners.transformer import TransformerCaptioner
 
-    with config_errors("model"):
-        return TransformerCaptioner.from_scratch(
-            references, config.min_count, cache_bytes, tokenizer, **config.kwargs
-        )
-
-
-def _load_saved(
-    config: SavedModelConfig, cache_bytes: int, tokenizer: str, weights: bool
-) -> Captioner:
+        with config_errors("model"):
+            return TransformerCaptioner.from_scratch(
+                references, config.min_count, cache_bytes, tokenizer, **config.kwargs
+            )
+    assert isinstance(config, SavedModelConfig), "the only other one"
     if config.init is None:
         raise ConfigError(
             "model.init is not set: name a model on the hub, or a saved captioner"
         )
-    try:
+    with naming("model.init", (CaptionerError,), CaptionerError):
         captioner = load_captioner(
             config.init,
             cache_bytes,
@@ -149,8 +120,6 @@ def _load_saved(
             config.processor_kwargs,
             weights,
         )
-    except CaptionerError as error:
-        raise CaptionerError(f"model.init: {error}") from error
     adapt = getattr(captioner, "adapt", None)  # models of Transformers have it
     if adapt is not None:
         adapt(
@@ -250,12 +219,3 @@ def build_reward(
         builder.count(config.eos).save(folder / "document_frequencies.npz")
     with config_errors("reward"):
         return MixedReward(terms, config.normalize, tokenizer)
-
-
-def usable_split(data: Splits, split: str) -> str:
-    """``split`` itself; DataError where the dataset has no such split."""
-    if split not in data.splits:
-        raise DataError(
-            f"split {split!r} is not in the data: it has {', '.join(data.splits)}"
-        )
-    return split

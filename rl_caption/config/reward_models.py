@@ -7,9 +7,9 @@ what builds them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 
 from rl_caption.config.schema import (
     DataConfig,
@@ -53,7 +53,7 @@ class PartConfig(Section):
     """
     pretrained: bool = True
     """False starts from random weights, in the shape of the named model; no tag is needed then."""
-    train_blocks: Annotated[int, Field(ge=0, le=1024)] | None = 0
+    train_blocks: NonNegativeInt | None = 0
     """Number of blocks to train, the last; 0 freezes the encoder, null trains all of it."""
 
 
@@ -75,16 +75,6 @@ class TeacherConfig(Section):
     """
     cache_dir: str | None = None
     """Folder that keeps the teacher's embeddings between runs; null keeps them in memory only."""
-
-    @property
-    def folder(self) -> str | None:
-        """The local folder that it names; None where it is a name of open_clip or on the hub."""
-        is_name = (
-            self.name is None
-            or self.pretrained is not None
-            or self.name.startswith("hf-hub:")
-        )
-        return None if is_name or "/" not in str(self.name) else self.name
 
 
 class CaptionTrainConfig(TrainConfig):
@@ -147,10 +137,6 @@ class RewardModelConfig(TrustConfig):
         """Check what takes files or the libraries of models, before there are data; raises
         ``ConfigError``.
         """
-
-    def folders(self) -> dict[str, str | None]:
-        """Configuration key -> the local folder that the run starts from."""
-        return {}
 
     def fit(self, run: Run) -> TrainState:
         """Build what is trained, and train it. Raises ``ConfigError`` or ``DataError`` where it

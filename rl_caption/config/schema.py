@@ -6,9 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from rl_caption.captioners.config import AnyModel, NewModelConfig
@@ -43,9 +49,7 @@ NEED_TWO_SAMPLES = frozenset(
 )
 """Advantages, objectives and ``reward.normalize`` that compare samples of an image."""
 
-Augmentation: TypeAlias = Literal[
-    "horizontal", "vertical", "transpose", "crop", "rand_augment"
-]
+Augmentation = Literal["horizontal", "vertical", "transpose", "crop", "rand_augment"]
 
 
 class DataConfig(Section):
@@ -102,7 +106,7 @@ class DataConfig(Section):
     """``fail`` stops at unusable images and captions; ``skip`` leaves them out and reports them."""
     check_images: bool = True
     """Decode every image before training starts."""
-    num_workers: Annotated[int, Field(ge=0, le=1024)] = 0
+    num_workers: NonNegativeInt = 0
     """Processes that load images; 0 loads them in the main process."""
     cache_mb: Mebibytes = 1024
     """Memory for decoded and resized images, in MiB per process; 0 keeps none."""
@@ -110,7 +114,7 @@ class DataConfig(Section):
     """Use the long description of an image (``long_reference``) as its only caption, in training,
     rewards and validation (``jsonl`` and ``scenes`` only).
     """
-    num_frames: Annotated[int, Field(ge=1, le=4096)] | None = None
+    num_frames: PositiveInt | None = None
     """The files are videos (folders of frames, animated images or video files); use this number of
     frames of each, from the centres of equal segments (docs/rewards.md). Null: the files are images.
     """
@@ -119,10 +123,9 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _check_data(self) -> Self:
-        from rl_caption.data.formats import wrong_options
+        from rl_caption.data.formats import check_format
 
-        if wrong := wrong_options(self):
-            raise ConfigError("; ".join(wrong).removeprefix("data."))
+        check_format(self)
         return self
 
 
@@ -143,8 +146,8 @@ def _ascending(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return points
 
 
-Schedule: TypeAlias = Annotated[
-    list[tuple[Annotated[int, Field(ge=0, le=10**9)], Weight]],
+Schedule = Annotated[
+    list[tuple[NonNegativeInt, Weight]],
     AfterValidator(_ascending),
 ]
 """Points (step, factor): linear in between, constant before the first and after the last; equal
@@ -155,7 +158,7 @@ steps are a jump.
 class RewardTerm(Section):
     """One reward of the mixture."""
 
-    weight: Annotated[float, Field(ge=-(10**6), le=10**6)] = 1.0
+    weight: float = 1.0
     """Factor of the raw score in the total."""
     target: str | None = None
     """Name of a reward of this package, or ``package.module:Class`` of another; null uses the
@@ -228,7 +231,7 @@ class RewardConfig(Section):
 class RolloutConfig(Section):
     """How captions are sampled."""
 
-    num_samples: Annotated[int, Field(ge=1, le=4096)] = 5
+    num_samples: PositiveInt = 5
     """Captions sampled per image (K)."""
     temperature: Temperature = 1.0
     """Softmax temperature, both for sampling and for the log-probabilities in the loss."""
@@ -280,7 +283,7 @@ class TrainConfig(Section):
     ``decay_every`` steps or ``decay_epochs`` epochs); or ``noam`` (inverse square root). All begin
     with ``warmup_steps`` of linear warm-up.
     """
-    warmup_steps: Annotated[int, Field(ge=0, le=10**9)] = 0
+    warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Factor of the schedule ``step``."""
@@ -341,7 +344,7 @@ class ScstTrainConfig(TrainConfig):
     """
     objective_kwargs: dict[str, Any] = {}
     """Options of the objective, except ``loss_reduction`` and ``kl_coef``."""
-    updates_per_rollout: Annotated[int, Field(ge=1, le=1000)] = 1
+    updates_per_rollout: PositiveInt = 1
     """Optimizer updates per step, each on all samples of the step. All other keys count steps."""
     loss_reduction: Literal["token", "sequence"] = "token"
     """``token`` (mean over tokens) or ``sequence`` (mean over captions). The two losses differ by a
@@ -429,7 +432,7 @@ class RunConfig(Section):
     """Number of checkpoints to keep, the newest."""
     log_every: Steps = 10
     """Optimizer steps between two log lines."""
-    log_samples: Annotated[int, Field(ge=0, le=10**6)] = 2
+    log_samples: NonNegativeInt = 2
     """Number of images whose samples are written to ``samples.jsonl`` at every log line (of the
     main process only).
     """
@@ -497,15 +500,12 @@ class ScstConfig(PairsConfig):
                 raise ConfigError(
                     f"rollout.num_samples is {rollout.num_samples}: {key} {name} compares at least 2"
                 )
-        if rollout.beam_search and train.objective in ("reinforce", "ppo_clip"):
+        of_samples = {train.objective, train.advantage}
+        of_samples &= {"reinforce", "ppo_clip", "greedy"}
+        if rollout.beam_search and of_samples:
             raise ConfigError(
-                f"rollout.beam_search is on: train.objective {train.objective} needs samples of "
-                "the policy; use one that compares the captions of an image, such as dico"
-            )
-        if rollout.beam_search and train.advantage == "greedy":
-            raise ConfigError(
-                "rollout.beam_search is on: no greedy captions are decoded for train.advantage "
-                "greedy"
+                f"rollout.beam_search is on: {of_samples} needs samples of the policy; use an "
+                "objective that compares the captions of an image, such as dico"
             )
         train.check_names()
         usual = (
@@ -524,11 +524,7 @@ def check_best_by(
     """Check ``monitor.best_by`` of a run with these reward terms and judges. Raises
     ``ConfigError``.
     """
-    metrics = [
-        *judges,
-        "val/cider",
-        "val/reward",
-        *(f"val/reward/{term}" for term in terms),
-    ]
+    metrics = [*judges, "val/cider", "val/reward"]
+    metrics += [f"val/reward/{term}" for term in terms]
     if name is not None and name not in metrics:
         raise ConfigError(f"monitor.best_by is {name!r}: expected one of {metrics}")

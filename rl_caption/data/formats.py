@@ -13,7 +13,7 @@ The hub, Parquet, CSV, imagefolders and webdataset's tar shards are read by the 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -39,7 +39,7 @@ from rl_caption.data.rows import (
     standard_split,
 )
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code
-from rl_caption.runtime.options import load_target, wrong_arguments
+from rl_caption.runtime.options import check_options, load_target
 
 if TYPE_CHECKING:
     from rl_caption.config.schema import DataConfig
@@ -72,21 +72,15 @@ LOADERS = {".parquet": "parquet", ".csv": "csv", ".tar": "webdataset"}
 """Extension of a single file -> its loader in ``datasets``."""
 
 
-def wrong_options(config: DataConfig, required: bool = False) -> list[str]:
-    """What is wrong with the options of a format, one sentence each. Raises ``ConfigError`` for an
-    unknown format.
+def check_format(config: DataConfig, required: bool = False) -> None:
+    """Check the options of a format; with ``required``, that none is missing, too.
 
-    ``config`` is the section ``data`` of a configuration. With ``required``, missing options are
-    wrong, too.
+    ``config`` is the section ``data`` of a configuration. Raises ``ConfigError``.
     """
     target, name = _target(config)
-
-    def key_of(option: str) -> str:
-        return f"data.{option}" if option in KEYS else f"data.kwargs.{option}"
-
-    if not callable(target):  # rows themselves
-        return []
-    return wrong_arguments(target, 0, name, _options(config), key_of, required)
+    if callable(target):  # otherwise the rows themselves
+        where = "data.kwargs"
+        check_options(target, 0, name, _options(config), where, KEYS, required)
 
 
 def where_from(source: str | None) -> str:
@@ -101,9 +95,7 @@ def build_data(config: DataConfig) -> Splits:
         ConfigError: the format is unknown, or an option is unknown, missing or wrong.
         DataError: a file is missing or malformed.
     """
-    wrong = wrong_options(config, required=True)
-    if wrong:
-        raise ConfigError("; ".join(wrong))
+    check_format(config, required=True)
     target, name = _target(config)
     path = config.path
     is_local = config.format != "hub" and config.target is None
@@ -127,7 +119,7 @@ def _target(config: DataConfig) -> tuple[Any, str]:
     """The class or function of a format, and its name in messages."""
     option, table = ("format", FORMATS) if config.target is None else ("target", None)
     name = getattr(config, option)
-    target = load_target(name, f"data.{option}", table, values=(Iterable,))
+    target = load_target(name, f"data.{option}", table)
     return target, f"data.{option} {name}"
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from rewards.devices import Precision
 from rl_caption.captioners.config import Decoding
-from rl_caption.config.evaluation import RetrievalConfig
+from rl_caption.config.commands import RetrievalConfig
 from rl_caption.config.schema import (
     DataConfig,
     JudgeConfig,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from rewards.clip.encoder import CachedEncoder
-from rl_caption.config.build import build_data, quiet_libraries, usable_split
+from rl_caption.config.build import build_data, quiet_libraries
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.evaluation import check_writable
@@ -37,7 +37,7 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
     quiet_libraries()
     folder = check_writable(config.out)
     data = build_data(config.data)
-    rows = list(data.split(usable_split(data, config.split))[: config.max_images])
+    rows = list(data.split(config.split)[: config.max_images])
     check_has_images("retrieval", rows, f"split {config.split!r}")
     texts = texts_of(rows)
     encoders = {

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rewards.base import Reward
 from rewards.clip.encoder import EncoderOptions
 from rewards.devices import is_main_process
-from rl_caption.config.evaluation import (
+from rl_caption.config.commands import (
     CompareConfig,
     EvaluateConfig,
     EvaluateFileConfig,
@@ -386,11 +386,11 @@ def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
         for row in rows if annotated.images else ():
             row["image"] = annotated.images[row["image_id"]]
         return _Images(annotated, rows, f"a file of references ({file})")
-    from rl_caption.config.build import build_data, usable_split
+    from rl_caption.config.build import build_data
 
     data = build_data(config.data)
     split = config.split or SPLIT
-    data_rows = list(data.split(usable_split(data, split)))
+    data_rows = list(data.split(split))
     check_one_row_each(data_rows, f"split {split!r}")
     annotated = References((row["image_id"], row["references"]) for row in data_rows)
     return _Images(annotated, data_rows, f"split {split!r}", data)

@@ -234,10 +234,6 @@ class ClipConfig(RewardModelConfig):
     """Weights of the terms of the loss."""
     train: ClipTrainConfig = Field(default_factory=ClipTrainConfig)
 
-    def folders(self) -> dict[str, str | None]:
-        """See ``RewardModelConfig.folders``."""
-        return {"model.init": self.model.init if self.model.name is None else None}
-
     def build_model(
         self, processes: int, tune: Callable[[Any], None] = lambda clip: None
     ) -> EmbeddingModel:

@@ -195,17 +195,6 @@ class DistillConfig(RewardModelConfig):
         """What every row of the data must have."""
         return frozenset(self.names)
 
-    def folders(self) -> dict[str, str | None]:
-        """See ``RewardModelConfig.folders``."""
-        model = self.model
-        teacher = self.teacher
-        return {
-            "model.init": model.init,
-            "model.image_init": model.image_init,
-            "model.text_init": model.text_init,
-            "teacher.name": teacher.folder,
-        }
-
     def objective(self) -> Objective:
         """``distillation`` with the weights of this configuration."""
         loss = self.loss

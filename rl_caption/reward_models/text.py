@@ -190,10 +190,6 @@ class SemanticBottleneckConfig(TextConfig):
             )
         return self
 
-    def folders(self) -> dict[str, str | None]:
-        """See ``RewardModelConfig.folders``."""
-        return {"teacher.name": self.teacher.folder}
-
     def fit(self, run: Run) -> TrainState:
         """See ``RewardModelConfig.fit``."""
         section = self.teacher

@@ -5,17 +5,30 @@ A class or function is named by a name from one of this package's tables, or as
 ``Annotated[float, Field(ge=0)]`` is an option with a range.
 """
 
-from collections.abc import Iterator, Mapping
+import difflib
+import inspect
+import json
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial, update_wrapper
-from typing import Annotated, Any, ClassVar, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PydanticUserError,
+    ValidationError,
+    create_model,
+)
 
 import rewards.options
+from rewards.options import adapter, dotted, sentences
 from rewards.options import check_type as check_type
-from rewards.options import options_of as options_of
 from rewards.options import target_name as target_name
-from rewards.options import wrong_arguments as wrong_arguments
 from rl_caption.runtime.errors import (
     KEPT,
     ConfigError,
@@ -23,12 +36,13 @@ from rl_caption.runtime.errors import (
     errors_of_user_code,
 )
 
-shown = rewards.options.short_repr
 CLASS_KEYS = ("target", "encoder", "image_encoder")
 """Keys, also of ``kwargs``, whose values may name a class outside this package."""
 load_target = partial(rewards.options.load_target, error=ConfigError, kept=KEPT)
 """The class or function ``package.module:Name``, or an entry of a table: see ``rewards.options``.
 """
+shown = "{!r:.120}".format
+"""A value in a message."""
 
 
 class Section(BaseModel):
@@ -57,33 +71,31 @@ class Section(BaseModel):
         return type(self)(**dict(self) | changes)
 
 
-# Upper bounds are far beyond any use: they stop a slip of the keyboard before it becomes an
-# allocation.
-Seed: TypeAlias = Annotated[int, Field(ge=0, le=2**32 - 1)]
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 """What Python, NumPy and PyTorch all accept."""
-Steps: TypeAlias = Annotated[int, Field(ge=1, le=10**9)]
+Steps = PositiveInt
 """A number of steps, images or words."""
-BatchSize: TypeAlias = Annotated[int, Field(ge=1, le=10**6)]
-Tokens: TypeAlias = Annotated[int, Field(ge=1, le=16384)]
+BatchSize = PositiveInt
+Tokens = PositiveInt
 """Length of a caption."""
-Beams: TypeAlias = Annotated[int, Field(ge=1, le=1024)]
-LengthPenalty: TypeAlias = Annotated[float, Field(ge=-100, le=100)]
-Mebibytes: TypeAlias = Annotated[int, Field(ge=0, le=2**24)]
-Workers: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
+Beams = PositiveInt
+Workers = PositiveInt
 """Processes or threads."""
-LearningRate: TypeAlias = Annotated[float, Field(gt=0, le=100)]
-Positive: TypeAlias = Annotated[float, Field(gt=0, le=10**9)]
-Weight: TypeAlias = Annotated[float, Field(ge=0, le=10**6)]
+Rank = PositiveInt
+Mebibytes = NonNegativeInt
+Positions = NonNegativeInt
+Resamples = NonNegativeInt
+LearningRate = PositiveFloat
+Positive = PositiveFloat
+Weight = NonNegativeFloat
 """Of a term of a loss, or a threshold."""
-Rank: TypeAlias = Annotated[int, Field(ge=1, le=65536)]
-Positions: TypeAlias = Annotated[int, Field(ge=0, le=16384)]
-Resamples: TypeAlias = Annotated[int, Field(ge=0, le=10**6)]
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 """Below, float32 cannot hold logits / temperature; above, it cannot distinguish forbidden tokens.
 """
-Temperature: TypeAlias = Annotated[float, Field(ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)]
-Fraction: TypeAlias = Annotated[float, Field(ge=0, le=1)]
-Probability: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+Temperature = Annotated[float, Field(ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)]
+LengthPenalty = Annotated[float, Field(ge=-100, le=100)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Probability = Annotated[float, Field(ge=0, lt=1)]
 """Of dropout, smoothing or a running average: 1 would leave nothing."""
 
 
@@ -97,21 +109,83 @@ def class_names(value: Any, key: str = "") -> Iterator[str]:
     elif isinstance(value, list):
         for item in value:
             yield from class_names(item, key)
-    elif isinstance(value, str) and (
-        key == "trust" or (key in CLASS_KEYS and ":" in value)
-    ):
-        yield value
+    elif key == "trust" or (key in CLASS_KEYS and ":" in str(value)):
+        yield str(value)
+
+
+def as_words(values: Mapping[str, Any]) -> list[str]:
+    """Values by key, as words of a command line."""
+    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
+    return [f"--{key}={text}" for key, text in texts.items()]
+
+
+def options_of(target: Any, skip: int = 0) -> dict[str, inspect.Parameter]:
+    """The parameters of a class, or of a function after its first ``skip``."""
+    try:
+        signature = inspect.signature(target, eval_str=True)
+    except NameError:  # a type that is imported for type checkers only
+        signature = inspect.signature(target)
+    options = list(signature.parameters.items())
+    return dict(options if isinstance(target, type) else options[skip:])
 
 
 def check_options(
-    target: Any, skip: int, name: str, kwargs: Mapping[str, Any], key: str
+    target: Any,
+    skip: int,
+    name: str,
+    kwargs: Mapping[str, Any],
+    key: str,
+    beside: Collection[str] = (),
+    required: bool = True,
 ) -> None:
-    """Check ``kwargs``, the value of ``key``, as ``wrong_arguments`` does. Raises ``ConfigError``."""
-    wrong = wrong_arguments(
-        target, skip, name, kwargs, lambda option: f"{key}.{option}"
-    )
-    if wrong:
-        raise ConfigError("; ".join(wrong))
+    """Check ``kwargs``, the value of ``key``, by the signature of ``target``.
+
+    Args:
+        target: a class or a function.
+        skip: number of a function's first parameters that are not options.
+        name: of the target, for messages.
+        kwargs: plain values, as a configuration has them.
+        key: where they stand.
+        beside: those that stand beside ``key``.
+        required: whether missing ones are wrong, too.
+
+    Raises:
+        ConfigError: with a sentence for each that is wrong.
+    """
+    takes, extra = {}, "forbid"
+    for option, parameter in options_of(target, skip).items():
+        annotation, default = parameter.annotation, parameter.default
+        if parameter.kind is parameter.VAR_KEYWORD:
+            extra = "allow"
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            is_required = required and default is parameter.empty
+            takes[option] = (_checkable(annotation), ... if is_required else None)
+    rules: Any = {"extra": extra, "allow_inf_nan": False, "protected_namespaces": ()}
+    model = create_model("Options", __config__=rules, **takes)  # type: ignore[call-overload]
+
+    def key_of(loc: tuple[int | str, ...]) -> str:
+        section = key.rpartition(".")[0] if loc[0] in beside else key
+        return dotted((section, *loc))
+
+    def unknown(where: str, item: Any) -> str:
+        close = difflib.get_close_matches(item["loc"][0], takes, 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        listed = ", ".join(takes) or "no options"
+        value = f"{where} is {item['input']!r:.80}"
+        return f"{value}, which is no option of {name}: {hint}it takes {listed}"
+
+    try:
+        model.model_validate_json(json.dumps(kwargs), strict=True)
+    except ValidationError as error:
+        raise ConfigError("; ".join(sentences(error, unknown, key_of))) from error
+
+
+def _checkable(annotation: Any) -> Any:
+    """An annotation, or Any where pydantic does not know it."""
+    try:
+        return annotation if adapter(annotation) else Any
+    except (NameError, PydanticUserError, TypeError):
+        return Any
 
 
 def build_target(
@@ -119,10 +193,7 @@ def build_target(
 ) -> Any:
     """An instance of a class, or a function with its options bound; see ``check_options``."""
     check_options(target, skip, name, kwargs, key)
-    if isinstance(target, type):
-        with (
-            config_errors(f"{key}: {name} cannot be made"),
-            errors_of_user_code(f"{key}: {name}"),
-        ):
-            return target(**kwargs)
-    return update_wrapper(partial(target, **kwargs), target) if kwargs else target
+    if not isinstance(target, type):
+        return update_wrapper(partial(target, **kwargs), target) if kwargs else target
+    with config_errors(f"{key}: {name}"), errors_of_user_code(f"{key}: {name}"):
+        return target(**kwargs)

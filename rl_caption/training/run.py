@@ -24,7 +24,6 @@ from rl_caption.config.build import (
     build_data,
     checked_splits,
     quiet_libraries,
-    usable_split,
 )
 from rl_caption.config.reward_models import RewardModelConfig, TrainingConfig
 from rl_caption.data.base import Row
@@ -519,7 +518,7 @@ def open_run(
                     remove_leftovers(place, older_than=0)
             checkpoint = find_checkpoint(config.model_dump(mode="json"))
         data, cache = build_data(config.data), folder / CHECKED_IMAGES
-        splits = ("train", usable_split(data, split))
+        splits = ("train", split)
         scored = not isinstance(config, RewardModelConfig)
         rows = checked_splits(
             config.data, data, splits, accelerator, cache, needs, scored

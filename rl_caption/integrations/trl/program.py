@@ -25,7 +25,6 @@ from rl_caption.config.build import (
     checked_splits,
     quiet_libraries,
     references_of,
-    usable_split,
 )
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
@@ -180,7 +179,7 @@ def fine_tune(config: GrpoVlmConfig) -> str:
         with unsharded_models(arguments):
             captioner = load_vlm(config.model)
         data, cache = build_data(config.data), folder / CHECKED_IMAGES
-        splits = [usable_split(data, "train")]
+        splits = ["train"]
         rows = checked_splits(config.data, data, splits, state, cache)["train"]
         with state.main_process_first():
             texts = references_of(rows)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from rewards.base import Reward, score_captions
 from rewards.text.detail_units import detail_units_of
-from rl_caption.config.build import build_data, usable_split
+from rl_caption.config.build import build_data
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_text
 from rl_caption.data.scenes.world import Draws
@@ -69,7 +69,7 @@ def measure_rates(config: SpecificityRatesConfig) -> str:
     folder = check_writable(config.out)
     judges = build_judges(config.judges, None, [], "judges")
     data = build_data(config.data)
-    rows = list(data.split(usable_split(data, config.split))[: config.max_images])
+    rows = list(data.split(config.split)[: config.max_images])
     lines = []
     for name, judge in judges.items():
         scores = score_rows(judge, rows, config.seed, config.shuffle_rate)

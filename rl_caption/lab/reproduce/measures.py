@@ -13,8 +13,8 @@ from typing import Any
 from rewards.base import Reward, score_captions
 from rewards.build import RewardBuilder
 from rewards.clip.encoder import CachedEncoder
-from rl_caption.config.build import build_data, usable_split
-from rl_caption.config.evaluation import RetrievalConfig
+from rl_caption.config.build import build_data
+from rl_caption.config.commands import RetrievalConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import Row as Example
 from rl_caption.data.files import (
@@ -235,7 +235,7 @@ class Measures:
         path = str(self.data[data] / entry.get("path", ""))
         read = build_data(DataConfig(path=path, **entry["reader"]))
         if entry["split"] is not None:
-            return read.split(usable_split(read, entry["split"]))
+            return read.split(entry["split"])
         return list(chain.from_iterable(map(read.split, read.splits)))
 
 

@@ -5,7 +5,6 @@ A grid that was stopped goes on: finished runs are kept, and an interrupted one 
 
 import csv
 import io
-import json
 import os
 import re
 import statistics
@@ -32,6 +31,7 @@ from rl_caption.evaluation.results import (
 from rl_caption.programs.ablation.config import GridConfig
 from rl_caption.runtime.errors import EXPECTED, ConfigError, config_errors
 from rl_caption.runtime.launch import run_lock, stop_requests
+from rl_caption.runtime.options import as_words
 from rl_caption.runtime.threads import cpu_threads
 from rl_caption.training.run_folder import changed_keys, is_complete
 
@@ -69,12 +69,6 @@ class Result(NamedTuple):
     label: str
     seed: int | None
     figures: Mapping[str, float | None]
-
-
-def as_words(values: Mapping[str, Any]) -> list[str]:
-    """Values by dotted key, as words of a command line."""
-    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
-    return [f"--{key}={text}" for key, text in texts.items()]
 
 
 def make_runs(

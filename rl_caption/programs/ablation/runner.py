@@ -19,9 +19,8 @@ from rl_caption.config.build import (
     build_reward,
     quiet_libraries,
     references_of,
-    usable_split,
 )
-from rl_caption.config.evaluation import EvaluateModelConfig
+from rl_caption.config.commands import EvaluateModelConfig
 from rl_caption.config.schema import ScstConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
@@ -36,7 +35,6 @@ from rl_caption.programs.ablation.grid import (
     Parse,
     Result,
     Run,
-    as_words,
     make_runs,
     owned,
     train_runs,
@@ -45,6 +43,7 @@ from rl_caption.programs.ablation.grid import (
 from rl_caption.programs.evaluate import score_captions, settings_of
 from rl_caption.programs.report.read import read_evaluation, read_run
 from rl_caption.runtime.errors import ConfigError, config_errors
+from rl_caption.runtime.options import as_words
 from rl_caption.runtime.threads import cpu_threads
 from rl_caption.training.checkpoint import CheckpointError
 
@@ -126,7 +125,7 @@ def make_plan(
             "cells start from, a saved captioner or a name on the hub"
         )
     data = build_data(base.data)
-    rows = data.split(usable_split(data, config.split))
+    rows = data.split(config.split)
     words.append(f"--train.threads={base.train.threads or cpu_threads(config.jobs)}")
     runs = make_runs(config, ScstConfig, words, parse)
     for run in runs:

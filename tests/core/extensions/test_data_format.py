@@ -15,7 +15,7 @@ from PIL import Image
 from pydantic import Field
 
 from rewards.files import load_json
-from rl_caption.cli.configuration import load
+from rl_caption.cli.configuration import parse
 from rl_caption.cli.main import run_program
 from rl_caption.config.build import build_data
 from rl_caption.config.schema import DataConfig, XeConfig
@@ -148,7 +148,7 @@ def test_a_wrong_row_is_named(row, part):
 )
 def test_what_cannot_be_used_is_refused_by_name(data, changes, part):
     with pytest.raises(ConfigError) as refused:
-        load(XeConfig, words=[f"--data={json.dumps(data | changes)}"])
+        parse(XeConfig, [f"--data={json.dumps(data | changes)}"], "xe")
     assert part in str(refused.value)
 
 

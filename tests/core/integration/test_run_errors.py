@@ -144,7 +144,7 @@ def test_a_command_line_that_cannot_be_understood_is_refused(tmp_path):
             {"train.max_target_tokens": 17},
             "train.max_target_tokens is 17: the captioner has positions for 16",
         ),
-        ({"eval.split": "dev"}, "split 'dev' is not in the data"),
+        ({"eval.split": "dev"}, "no split 'dev'"),
         ({"data.kwargs.num_val": 1}, "eval.split 'val' has 1 usable image"),
         (
             {"data.format": "jsonl", "data.path": "/none.jsonl", "data.kwargs": {}},

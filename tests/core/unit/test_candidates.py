@@ -10,8 +10,7 @@ from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.captioners.config import Decoding
 from rl_caption.cli.caption import caption as caption_photos
 from rl_caption.cli.configuration import parse
-from rl_caption.config.commands import CaptionConfig
-from rl_caption.config.evaluation import EvaluateModelConfig
+from rl_caption.config.commands import CaptionConfig, EvaluateModelConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.evaluation import EvaluationError
 from rl_caption.evaluation.samples import evaluate_samples

@@ -7,11 +7,15 @@ import sys
 import pytest
 
 from rl_caption import __version__
-from rl_caption.cli.configuration import merged_values, parse, read_mapping
+from rl_caption.cli.configuration import (
+    merged_values,
+    parse,
+    read_mapping,
+    split_words,
+)
 from rl_caption.cli.main import main
 from rl_caption.cli.programs import PROGRAMS
-from rl_caption.config.commands import CaptionConfig
-from rl_caption.config.evaluation import EvaluateConfig
+from rl_caption.config.commands import CaptionConfig, EvaluateConfig
 from rl_caption.config.schema import ScstConfig, XeConfig
 from rl_caption.runtime.errors import ConfigError
 
@@ -101,12 +105,11 @@ MISTAKES = [
         "train.advantage_kwargs.size",
         "leave_one_out",
     ),
-    (["--config", "F", "--config", "F"], "--config", ""),
     (["--config", "/nowhere/a.yaml"], "/nowhere/a.yaml", ""),
     (["--config", "dmo"], "'dmo'", "the nearest are demo"),
     (["--config", "own"], "own", "rl-caption run own"),
     (["train.lr", "1"], "train.lr", "--"),
-    (["--train.batch_size", "0"], "train.batch_size is 0", "at least 1"),
+    (["--train.batch_size", "0"], "train.batch_size is 0", "more than 0"),
     (["--data", "{format: scenes, path: d}"], "data.path", "'d'"),
     (
         ["--data", "{format: scenes, kwargs: {image_size: 4}}"],
@@ -145,10 +148,10 @@ def test_a_mistake_is_answered_by_its_key_and_what_would_be_right(
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("train:\n  lr: 1\n  lr: 2\n", "line 3: train.lr"),
+        ("train:\n  lr: 1\n  lr: 2\n", "line 3: lr is set twice"),
         ("[1, 2]", "[1, 2]"),
         ("", "None"),
-        ("a: [{b: 1, b: 2}]", "a.b is set twice"),
+        ("a: [{b: 1, b: 2}]", "b is set twice"),
         ("train: !!python/tuple [1]", "line 1"),
         ("train: [", "YAML"),
         ("1: 2", "line 1"),
@@ -242,7 +245,8 @@ def test_files_and_words_are_merged(child, words, changes, tmp_path):
             del section[last]
         else:
             section[last] = value
-    assert merged_values(ScstConfig, tmp_path / "own.yaml", words) == expected
+    options = split_words(ScstConfig, words)
+    assert merged_values(ScstConfig, tmp_path / "own.yaml", options) == expected
 
 
 def test_several_base_files_are_read_left_to_right(tmp_path):
@@ -261,7 +265,7 @@ def test_help_and_print_config(file, capsys, tmp_path):
     with pytest.raises(SystemExit):
         parse(ScstConfig, ["--help"], "scst")
     text = capsys.readouterr().out
-    assert "--train.lr  number > 0, <= 100 = 5e-06" in text
+    assert "--train.lr  number > 0 = 5e-06" in text
     with pytest.raises(SystemExit):
         parse(ScstConfig, ["--help", "rollout"], "scst")
     assert "--rollout.temperature" in (text := capsys.readouterr().out)

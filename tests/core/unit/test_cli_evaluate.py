@@ -19,7 +19,7 @@ from rewards.clip.l_clipscore import LClipScore
 from rewards.files import load_json
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import build_data
-from rl_caption.config.evaluation import (
+from rl_caption.config.commands import (
     CompareConfig,
     EvaluateConfig,
     EvaluateFileConfig,

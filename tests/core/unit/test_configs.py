@@ -36,8 +36,8 @@ TRAINING = sorted(
 @cache
 def program_of(path):
     """The configuration class of a recipe."""
-    program = configuration.program_of(configuration.read_file(path))
-    config = resolve_name(str(CLI_PROGRAMS[str(program)].config))
+    command = configuration.command_of(configuration.read_file(path))
+    config = resolve_name(str(CLI_PROGRAMS[str(command).split()[1]].config))
     return config
 
 

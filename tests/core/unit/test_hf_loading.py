@@ -32,8 +32,7 @@ from rl_caption.cli.caption import caption_files
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.main import run_program
 from rl_caption.config.build import ConfigError, build_captioner, check_positions
-from rl_caption.config.commands import CaptionConfig
-from rl_caption.config.evaluation import EvaluateModelConfig
+from rl_caption.config.commands import CaptionConfig, EvaluateModelConfig
 from rl_caption.config.schema import DataConfig, ScstConfig, XeConfig
 from rl_caption.integrations.trl.model import load_vlm
 from rl_caption.lab.config import ShareConfig

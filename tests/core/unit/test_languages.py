@@ -17,7 +17,7 @@ from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZERS, cjk_characters, join_cjk, unicode_words
 from rl_caption.captioners.config import Decoding, NewModelConfig, SavedModelConfig
 from rl_caption.config.build import build_captioner, build_reward
-from rl_caption.config.evaluation import EvaluateModelConfig
+from rl_caption.config.commands import EvaluateModelConfig
 from rl_caption.config.schema import DataConfig, RewardConfig, RewardTerm
 from rl_caption.data.base import Splits
 from rl_caption.data.checks import check_data

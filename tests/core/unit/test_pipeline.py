@@ -63,7 +63,6 @@ def test_data_and_root_reach_every_stage_and_any_other_key_one(two, tmp_path):
         (["--train.lr", "1"], "--xe.train.lr or --scst.train.lr"),
         (["--again", "ex"], "expected xe, scst"),
         (["--xe.train.lrr", "1"], "train.lrr"),
-        (["--scst.run.dir", "D/läufe/xe"], "two stages write"),
     ],
 )
 def test_what_is_not_for_a_stage_is_named(words, part, two, tmp_path, capsys):
@@ -152,17 +151,17 @@ def test_other_data_and_other_exports_are_refused(finished, tmp_path):
     export = tmp_path / "läufe/xe/export/best/manifest.json"
     before = export.read_text()
     export.write_text("{}")
-    with pytest.raises(ConfigError, match=r"scst: .*model\.init: other weights"):
+    with pytest.raises(ConfigError, match=r"scst: .*model\.init: weights"):
         run_pipeline(str(finished), [])
     export.write_text(before)
     note = tmp_path / "läufe/scst/stage.json"
     inputs = load_json(note)
-    inputs["data"]["train texts"] = "32 rows 0"
+    inputs["train texts"] = "32 rows 0"
     write_json(note, inputs)
     with pytest.raises(ConfigError, match=r"scst: .*train texts: 32 rows 0 -> 32 rows"):
         run_pipeline(str(finished), [])
     note.unlink()
-    with pytest.raises(ConfigError, match=r"scst: .*stage\.json"):
+    with pytest.raises(ConfigError, match=r"scst: .*train texts: None"):
         run_pipeline(str(finished), [])
     (tmp_path / "läufe/xe" / RESULT).unlink()
     with pytest.raises(ConfigError, match=r"scst: .*another export of xe"):
@@ -232,7 +231,7 @@ def test_weights_that_cannot_be_fetched_are_said(tmp_path, monkeypatch):
     ],
 )
 def test_what_cannot_run_under_a_launcher_is_said(environment, part, monkeypatch):
-    monkeypatch.setattr(pipelines, "_processes", lambda: (True, lambda value: value))
+    monkeypatch.setattr(pipelines, "_of_main_process", lambda value: value)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     words = ["--only", "alpha", "--data.kwargs.num_train", "8"]

@@ -31,7 +31,7 @@ from rl_caption.lab.reproduce.tables import (
     data_sets,
     load_paper,
 )
-from rl_caption.runtime.options import wrong_arguments
+from rl_caption.runtime.options import check_options
 from tests.clip_for_tests import noise_image, tiny_student
 from tests.judgement_sets_for_tests import BUILDERS
 
@@ -88,9 +88,7 @@ def test_what_measures_a_table_exists(table):
         assert data is None or data in data_sets(), name
         if "set" in column:
             options = column.get("kwargs", {})
-            assert not wrong_arguments(
-                SETS[column["set"]], 1, column["set"], options, str
-            )
+            check_options(SETS[column["set"]], 1, column["set"], options, "set")
         assert column.get("model", next(iter(table.models))) in table.models
     for row in table.rows:
         assert len(row.values) == len(table.columns)

@@ -297,7 +297,7 @@ def split_words(section_type: type[Section], words: Sequence[str]) -> Options:
     """The dotted key and the texts of each ``--a.b.c text`` or ``--a.b.c=text``.
 
     Words of no option are those of the positional key, where there is one; then an option takes
-    one word, a switch none.
+    one word, that of a list all, a switch none.
     """
     positional = section_type.positional
     options: list[tuple[list[str], list[str]]] = []
@@ -308,8 +308,10 @@ def split_words(section_type: type[Section], words: Sequence[str]) -> Options:
             name, equals, text = word[2:].partition("=")
             options.append((name.split("."), [text] if equals else []))
             room = 0 if equals else len(words)
-            if positional and room:
-                room = 1 - (inner(section_type, name, {}) is bool)
+            kind = inner(section_type, name, {})
+            takes_one = all(get_origin(one) is not list for one in _branches(kind))
+            if positional and room and takes_one:
+                room = 1 - (kind is bool)
         elif word == "-h":
             options.append((["help"], []))
         elif room:
@@ -330,10 +332,12 @@ def _entries(annotation: Any, options: Options, values: Any) -> Entries:
         for key in path:
             kind = inner(kind, key, inside)
             inside = inside.get(key) if isinstance(inside, dict) else None
-        entry = _value(kind, texts)
-        for key in reversed(path):
-            entry = Entries({key: entry})
-        result = merge(Any, result, entry)
+        table: dict[str, Any] = result
+        for key in path[:-1]:
+            if not isinstance(table.get(key), dict):
+                table[key] = Entries()
+            table = table[key]
+        table[path[-1]] = _value(kind, texts)
     return result
 
 

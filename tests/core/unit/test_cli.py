@@ -288,17 +288,6 @@ def test_a_reader_that_has_gone_ends_a_program_without_a_message():
         assert process.wait() == 128 + signal.SIGPIPE
 
 
-def test_a_working_directory_that_was_removed_is_said(tmp_path, monkeypatch, capsys):
-    (tmp_path / "gone").mkdir()
-    monkeypatch.chdir(tmp_path / "gone")
-    (tmp_path / "gone").rmdir()
-    monkeypatch.setattr(sys, "path", ["", *sys.path])
-    with pytest.raises(SystemExit) as raised:
-        main(["doctor"])
-    assert raised.value.code != 0
-    assert "working directory" in capsys.readouterr().err
-
-
 def test_programs_are_listed(capsys):
     assert main(["--help"]) == 0
     assert "self-critical" in capsys.readouterr().out

@@ -11,24 +11,15 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
     SerializeAsAny,
     model_validator,
 )
 
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import (
-    BatchSize,
-    Beams,
-    LengthPenalty,
-    Positive,
-    Probability,
-    Rank,
-    Section,
-    Steps,
-    Temperature,
-    Tokens,
-    Weight,
-)
+from rl_caption.runtime.options import LengthPenalty, Probability, Section, Temperature
 
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 """``OWNER/MODEL``."""
@@ -37,9 +28,9 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 class LoraConfig(Section):
     """LoRA adapters (Hu et al. 2022); all other weights are frozen."""
 
-    r: Rank = 16
+    r: PositiveInt = 16
     """Rank."""
-    alpha: Positive = 32.0
+    alpha: PositiveFloat = 32.0
     """The adapters' output is scaled by alpha / r."""
     dropout: Probability = 0.0
     """Dropout on the adapters' input."""
@@ -76,7 +67,7 @@ class ModelConfig(Section):
 class NewModelConfig(ModelConfig):
     """A captioner with random weights."""
 
-    min_count: Steps = 5
+    min_count: PositiveInt = 5
     """Words that occur less often in the training references become UNK."""
     kwargs: dict = {}
     """Options of ``CaptionTransformerConfig``, or of ``target``."""
@@ -145,19 +136,19 @@ class Decoding(Section):
     """
     temperature: Temperature = 1.0
     """Of sampling."""
-    max_new_tokens: Tokens = 24
+    max_new_tokens: PositiveInt = 24
     """Length limit in tokens of the caption alone, without the prompt, EOS included."""
-    num_beams: Beams = 1
+    num_beams: PositiveInt = 1
     """Width of beam search; 1 is greedy."""
     length_penalty: LengthPenalty = 1.0
     """Of beam search: log-probabilities are divided by length**length_penalty. 1 compares means, as
     Transformers does; 0 compares sums, as self-critical.pytorch does (docs/coco.md).
     """
-    num_return_sequences: Beams = 1
+    num_return_sequences: PositiveInt = 1
     """Of beam search: number of captions per image, the best, for ``rerank`` or ``candidates``."""
-    num_beam_groups: Beams = 1
+    num_beam_groups: PositiveInt = 1
     """Of beam search: more than 1 is diverse beam search; must divide ``num_beams``."""
-    diversity_penalty: Weight = 0.0
+    diversity_penalty: NonNegativeFloat = 0.0
     """Of diverse beam search: subtracted from a token's log-probability for each beam of an earlier
     group that chose the token.
     """
@@ -169,7 +160,7 @@ class Decoding(Section):
     """
     no_repeat_ngram_size: Annotated[int, Field(ge=0, le=16384)] = 0
     """An n-gram of this size occurs at most once in a caption; 0 allows repetition."""
-    block_trigrams: Weight = 0.0
+    block_trigrams: NonNegativeFloat = 0.0
     """For each earlier occurrence of a trigram, the log-probability of a token that would repeat it
     is reduced by 0.693 times this; 2 is ``block_trigrams`` of self-critical.pytorch.
     """
@@ -177,7 +168,7 @@ class Decoding(Section):
     """No caption ends with an article, a preposition, a conjunction or an auxiliary, unless the
     length limit cuts it off there.
     """
-    batch_size: BatchSize = 64
+    batch_size: PositiveInt = 64
     """Images per forward pass, of programs that caption the images of a split or of files; all of
     them where there are fewer.
     """

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from rewards.registry import available
 from rewards.text.tokenize import TOKENIZER
@@ -15,7 +15,7 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.config.schema import DataConfig, PairsConfig, TrustConfig
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import BatchSize, Resamples, Section, Seed, Workers
+from rl_caption.runtime.options import Section, Seed
 
 
 class RetrievalConfig(Section):
@@ -54,7 +54,7 @@ class EvaluateConfig(PairsConfig):
     is only split at spaces). ``auto`` follows ``data.tokenizer``; for ``ptb`` it is ``python``, and
     Java for unusual captions.
     """
-    bootstrap: Resamples = 1000
+    bootstrap: NonNegativeInt = 1000
     """Number of bootstrap resamples of images for the 95 % intervals and the paired test; 0
     computes no intervals.
     """
@@ -282,9 +282,9 @@ class PrepareFeaturesConfig(TrustConfig):
     """Of the Karpathy JSON; null takes all."""
     device: str | None = None
     """Such as ``cpu`` or ``cuda:0``; null is a GPU if there is one."""
-    batch_size: BatchSize = 32
+    batch_size: PositiveInt = 32
     """Images per forward pass."""
-    num_workers: Workers = 4
+    num_workers: PositiveInt = 4
     """Threads that read images."""
 
     @model_validator(mode="after")

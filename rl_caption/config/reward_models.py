@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from rl_caption.config.schema import (
     DataConfig,
@@ -21,7 +21,7 @@ from rl_caption.config.schema import (
     XeConfig,
 )
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import BatchSize, Mebibytes, Section, load_target
+from rl_caption.runtime.options import Section, load_target
 
 if TYPE_CHECKING:
     from rl_caption.runtime.types import TrainState
@@ -66,9 +66,9 @@ class TeacherConfig(Section):
     """If ``name`` is an architecture: a tag such as ``openai``, or a checkpoint file."""
     precision: Literal["fp32", "fp16", "bf16"] = "fp32"
     """``fp32``, ``fp16`` or ``bf16``."""
-    batch_size: BatchSize = 64
+    batch_size: PositiveInt = 64
     """Images or captions per forward pass."""
-    cache_mb: Mebibytes = 2048
+    cache_mb: NonNegativeInt = 2048
     """Memory for the teacher's embeddings of the training split, in MiB per process. If those of
     all images (or all captions) do not fit, they are read from ``cache_dir`` or computed again at
     every step.

@@ -11,7 +11,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     Field,
+    NonNegativeFloat,
     NonNegativeInt,
+    PositiveFloat,
     PositiveInt,
     model_validator,
 )
@@ -26,20 +28,11 @@ from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import (
     MAX_TEMPERATURE,
     MIN_TEMPERATURE,
-    BatchSize,
-    Beams,
-    LearningRate,
     LengthPenalty,
-    Mebibytes,
-    Positive,
     Probability,
     Section,
     Seed,
-    Steps,
     Temperature,
-    Tokens,
-    Weight,
-    Workers,
 )
 from rl_caption.scst import ADVANTAGES, OBJECTIVES
 
@@ -108,7 +101,7 @@ class DataConfig(Section):
     """Decode every image before training starts."""
     num_workers: NonNegativeInt = 0
     """Processes that load images; 0 loads them in the main process."""
-    cache_mb: Mebibytes = 1024
+    cache_mb: NonNegativeInt = 1024
     """Memory for decoded and resized images, in MiB per process; 0 keeps none."""
     long_captions: bool = False
     """Use the long description of an image (``long_reference``) as its only caption, in training,
@@ -147,7 +140,7 @@ def _ascending(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 Schedule = Annotated[
-    list[tuple[NonNegativeInt, Weight]],
+    list[tuple[NonNegativeInt, NonNegativeFloat]],
     AfterValidator(_ascending),
 ]
 """Points (step, factor): linear in between, constant before the first and after the last; equal
@@ -237,7 +230,7 @@ class RolloutConfig(Section):
     """Softmax temperature, both for sampling and for the log-probabilities in the loss."""
     temperature_schedule: Schedule | None = None
     """Points ``[step, factor]`` for the temperature, as ``schedule`` of a reward term."""
-    max_new_tokens: Tokens = 24
+    max_new_tokens: PositiveInt = 24
     """Length limit in tokens, EOS included."""
     dropout: bool = False
     """Keep dropout on while sampling and in the loss, as the first self-critical implementations
@@ -266,17 +259,17 @@ class RolloutConfig(Section):
 class TrainConfig(Section):
     """Optimisation, common to every training."""
 
-    max_steps: Steps | None = None
+    max_steps: PositiveInt | None = None
     """Optimizer steps; null uses ``epochs``."""
-    epochs: Positive = 1.0
+    epochs: PositiveFloat = 1.0
     """Passes over the training images, used where ``max_steps`` is null."""
-    batch_size: BatchSize = 50
+    batch_size: PositiveInt = 50
     """Images per optimizer step, over all processes and accumulation steps."""
-    micro_batch_size: BatchSize | None = None
+    micro_batch_size: PositiveInt | None = None
     """Images per forward pass of one process; null is ``batch_size`` / processes. A smaller value
     accumulates gradients, which does not change the step.
     """
-    lr: LearningRate = 5e-4
+    lr: PositiveFloat = 5e-4
     """Peak learning rate of Adam."""
     schedule: Literal["constant", "linear", "cosine", "step", "noam"] = "constant"
     """``constant``; ``linear`` or ``cosine`` decay to 0; ``step`` (multiplied by ``decay`` every
@@ -287,17 +280,17 @@ class TrainConfig(Section):
     """Optimizer steps of linear warm-up."""
     decay: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Factor of the schedule ``step``."""
-    decay_every: Steps = 1000
+    decay_every: PositiveInt = 1000
     """Optimizer steps between two decays of the schedule ``step``."""
-    decay_epochs: Positive | None = None
+    decay_epochs: PositiveFloat | None = None
     """Epochs between two decays of the schedule ``step``, instead of ``decay_every``."""
     betas: tuple[Probability, Probability] = (0.9, 0.999)
     """Of Adam."""
-    weight_decay: Weight = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay (AdamW)."""
-    grad_clip_norm: Positive | None = 1.0
+    grad_clip_norm: PositiveFloat | None = 1.0
     """Largest gradient norm; null does not clip."""
-    grad_clip_value: Positive | None = None
+    grad_clip_value: PositiveFloat | None = None
     """Largest absolute gradient, as in self-critical.pytorch (0.1); null does not clip."""
     mixed_precision: Literal["no", "bf16", "fp16", "auto"] = "no"
     """``no``, ``bf16``, ``fp16`` or ``auto`` (bf16 if the device supports it, else no)."""
@@ -305,9 +298,9 @@ class TrainConfig(Section):
     """On a GPU, compute float32 matrix products and convolutions in TF32 (10 bits of mantissa):
     several times as fast, but the results differ from those of a CPU.
     """
-    num_processes: Workers | None = None
+    num_processes: PositiveInt | None = None
     """Required number of processes; null accepts the number that the launcher started."""
-    threads: Workers | None = None
+    threads: PositiveInt | None = None
     """CPU threads per process; null uses OMP_NUM_THREADS or, if that is not set, divides the
     physical cores among the processes of the machine.
     """
@@ -320,16 +313,16 @@ class XeTrainConfig(TrainConfig):
 
     label_smoothing: Probability = 0.1
     """Of the cross-entropy."""
-    captions_per_image: Steps | None = 5
+    captions_per_image: PositiveInt | None = 5
     """References of an image that are used in one step; null uses all."""
-    max_target_tokens: Tokens = 24
+    max_target_tokens: PositiveInt = 24
     """References are cut off at this number of tokens, EOS included."""
 
 
 class ScstTrainConfig(TrainConfig):
     """Self-critical training."""
 
-    lr: LearningRate = 5e-6
+    lr: PositiveFloat = 5e-6
     """Peak learning rate of Adam."""
     advantage: str = "leave_one_out"
     """Baseline of a sample: ``leave_one_out`` (mean of the other samples), ``greedy`` (classic
@@ -350,11 +343,11 @@ class ScstTrainConfig(TrainConfig):
     """``token`` (mean over tokens) or ``sequence`` (mean over captions). The two losses differ by a
     factor of about the caption length: change ``lr`` together with it.
     """
-    kl_coef: Weight = 0.0
+    kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL divergence to the frozen starting policy, per token; 0 loads no second
     model.
     """
-    xe_weight: Weight = 0.0
+    xe_weight: NonNegativeFloat = 0.0
     """Weight of an additional cross-entropy loss on the references (mean over tokens)."""
     label_smoothing: Probability = 0.0
     """Of that cross-entropy."""
@@ -388,17 +381,17 @@ class ScstTrainConfig(TrainConfig):
 class EvalConfig(Section):
     """Validation during training."""
 
-    every: Steps | None = None
+    every: PositiveInt | None = None
     """Optimizer steps between two validations; null validates once per epoch. One more follows the
     last step.
     """
     split: str = "val"
     """Name of the split."""
-    max_images: Steps | None = None
+    max_images: PositiveInt | None = None
     """Use only the first images of the split, at most this number; null uses all."""
-    batch_size: BatchSize = 64
+    batch_size: PositiveInt = 64
     """Images per forward pass of one process; all of them where there are fewer."""
-    patience: Steps | None = None
+    patience: PositiveInt | None = None
     """Stop after this number of validations in a row without a better value of the metric that
     chooses the best model (CIDEr-D for captioners, unless ``monitor.best_by`` names another); null
     never stops early.
@@ -408,7 +401,7 @@ class EvalConfig(Section):
 class CaptionEvalConfig(EvalConfig):
     """Validation of a captioner during training."""
 
-    num_beams: Beams | None = None
+    num_beams: PositiveInt | None = None
     """Width of beam search; null decodes greedily."""
     length_penalty: LengthPenalty | None = None
     """Of beam search: log-probabilities are divided by length**length_penalty; null is 0 (their
@@ -426,11 +419,11 @@ class RunConfig(Section):
     new run; ``true`` continues with a changed configuration, too; ``false`` starts a new run, and
     refuses a folder that holds one; or the path of a checkpoint to continue from.
     """
-    save_every: Steps | None = None
+    save_every: PositiveInt | None = None
     """Optimizer steps between two checkpoints; null saves at every validation."""
-    keep_checkpoints: Steps = 2
+    keep_checkpoints: PositiveInt = 2
     """Number of checkpoints to keep, the newest."""
-    log_every: Steps = 10
+    log_every: PositiveInt = 10
     """Optimizer steps between two log lines."""
     log_samples: NonNegativeInt = 2
     """Number of images whose samples are written to ``samples.jsonl`` at every log line (of the

@@ -4,7 +4,13 @@ retrieval, the page, sharing, tables of papers.
 
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    model_validator,
+)
 
 from rewards.devices import Precision
 from rl_caption.captioners.config import Decoding
@@ -16,16 +22,7 @@ from rl_caption.config.schema import (
     TrustConfig,
 )
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import (
-    BatchSize,
-    Probability,
-    Resamples,
-    Section,
-    Seed,
-    Steps,
-    Tokens,
-    Weight,
-)
+from rl_caption.runtime.options import Probability, Section, Seed
 
 
 class ConcretenessConfig(TrustConfig):
@@ -49,7 +46,7 @@ class ConcretenessConfig(TrustConfig):
     """Of scores in [0, 1], among captions of equal length: ``logit`` (the mean of the logit becomes
     0.5), ``median`` (the median of the score becomes 0.5), or ``none``.
     """
-    l2: Weight = 1.0
+    l2: NonNegativeFloat = 1.0
     """Regularisation of the logistic regression: l2 / 2 times the sum of squared weights
     (scikit-learn: 1).
     """
@@ -101,7 +98,7 @@ class TextToImageConfig(Section):
     """Generate an image for ``all`` references of a photo, or only for the ``first``
     (``train.captions: first``).
     """
-    batch_size: BatchSize = 16
+    batch_size: PositiveInt = 16
     """Captions per batch."""
 
 
@@ -214,7 +211,7 @@ class QuestionsConfig(PartsConfig):
     """
     count: Annotated[int, Field(ge=1, le=100)] = 6
     """Most questions of an image that the writer is asked for."""
-    max_new_tokens: Tokens = 1024
+    max_new_tokens: PositiveInt = 1024
     """Most tokens of its answer, which has all questions of an image."""
     seed: Seed = 0
     """Of the order of choices."""
@@ -233,9 +230,9 @@ class CompareRetrievalConfig(PairsConfig):
     """
     split: str = "test"
     """Split of ``data``."""
-    max_images: Steps | None = None
+    max_images: PositiveInt | None = None
     """Use only the first images, at most this number; null uses all."""
-    bootstrap: Resamples = 1000
+    bootstrap: NonNegativeInt = 1000
     """Number of bootstrap resamples of images for the 95 % intervals; 0 computes none."""
     seed: Seed = 0
     """Of the bootstrap."""
@@ -254,7 +251,7 @@ class SpecificityRatesConfig(PairsConfig):
     """Images; the first caption of each grows (``data.long_captions``: the long one)."""
     split: str = "test"
     """Split of ``data``."""
-    max_images: Steps | None = None
+    max_images: PositiveInt | None = None
     """Use only the first images, at most this number; null uses all."""
     shuffle_rate: Probability = 0.0
     """Fraction of false details whose words are shuffled."""

@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, NonNegativeFloat
 
 from rewards.text.degeneration import degeneration_statistics
 from rewards.text.tokenize import TOKENIZER, tokenizer_of
 from rl_caption.data.base import DataError
-from rl_caption.runtime.options import Section, Weight
+from rl_caption.runtime.options import Section
 
 DIVERSITY_SAMPLE = 42
 """Sample size of HD-D in tokens, its authors' choice."""
@@ -32,46 +32,46 @@ class Thresholds(Section):
 
     model_config = ConfigDict(frozen=True)
 
-    judge_fall: Weight = 0.05
+    judge_fall: NonNegativeFloat = 0.05
     """A held-out judge has fallen if its mean is below that of the starting policy by more than
     this fraction of the latter.
     """
-    judge_slip: Weight = 0.1
+    judge_slip: NonNegativeFloat = 0.1
     """The same against the judge's best validation so far. It counts only while the reward keeps
     what it had gained by that validation (``reward_kept``).
     """
-    reward_kept: Weight = 0.5
+    reward_kept: NonNegativeFloat = 0.5
     """Fraction of that gain that the reward must still have; with 1 it must have risen further."""
-    judge_errors: Weight = 3.0
+    judge_errors: NonNegativeFloat = 3.0
     """A fall from the start must also exceed this many standard errors of the mean difference over
     images; with fewer than 100 validation images more (``needed_errors``).
     """
-    slip_errors: Weight = 4.5
+    slip_errors: NonNegativeFloat = 4.5
     """The same for a fall from the best validation; more, because the best of many is partly luck.
     """
-    repeated_ngrams: Weight = 0.1
+    repeated_ngrams: NonNegativeFloat = 0.1
     """The fraction of repeated bigrams may exceed both that of the references and that of the start
     by at most this.
     """
-    bad_endings: Weight = 0.2
+    bad_endings: NonNegativeFloat = 0.2
     """The same for the fraction of captions that are cut off or empty; English only."""
-    duplicates: Weight = 0.5
+    duplicates: NonNegativeFloat = 0.5
     """The same for the fraction of captions that equal another image's."""
-    length: Weight = 0.3
+    length: NonNegativeFloat = 0.3
     """The mean length may leave the range between the start and the references by at most this
     fraction.
     """
-    vocabulary: Weight = 0.3
+    vocabulary: NonNegativeFloat = 0.3
     """The captions must have at least this fraction of the different words of the references or of
     the start, whichever have fewer.
     """
-    diversity: Weight = 0.5
+    diversity: NonNegativeFloat = 0.5
     """The same for lexical diversity (HD-D)."""
-    entropy: Weight = 0.0
+    entropy: NonNegativeFloat = 0.0
     """The entropy of the samples must be at least this fraction of its first value; 0 switches this
     off.
     """
-    kl: Weight | None = None
+    kl: NonNegativeFloat | None = None
     """Largest KL divergence from the starting policy, in nats per token; null switches this off."""
 
 

@@ -9,7 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeInt, model_validator
 from torch import Tensor, nn
 
 from rewards.clip.dual import MODEL_TYPE, DualConfig, PretrainedDual
@@ -35,7 +35,7 @@ from rl_caption.reward_models.teacher import Teacher
 from rl_caption.reward_models.validation import EmbeddingValidator, validation_loss
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError, naming
-from rl_caption.runtime.options import Fraction, Positions, Section
+from rl_caption.runtime.options import Fraction, Section
 from rl_caption.runtime.types import LOSS, TrainState
 from rl_caption.training.loop import train
 from rl_caption.training.run import Run
@@ -172,7 +172,7 @@ class ClipModelConfig(Section):
     """Of an open_clip model: stretch the positions of the text tower of ``init`` to this number, as
     Long-CLIP does (77 to 248).
     """
-    keep_positions: Positions = 20
+    keep_positions: NonNegativeInt = 20
     """Number of positions, the first, that are not stretched; 20 in Long-CLIP."""
 
     @property
@@ -212,7 +212,7 @@ class ClipTrainConfig(CaptionTrainConfig):
     """Fraction of captions that are lower-cased and lose their punctuation, as the output of
     captioners with a word vocabulary; for rewards of such captioners.
     """
-    freeze_positions: Positions = 0
+    freeze_positions: NonNegativeInt = 0
     """Of an open_clip model: number of position embeddings, the first, to freeze; 20 in Long-CLIP,
     0 in SPECS.
     """

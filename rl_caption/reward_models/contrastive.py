@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -38,9 +38,7 @@ from rl_caption.runtime.errors import ConfigError, errors_of_user_code, naming
 from rl_caption.runtime.options import (
     Fraction,
     Probability,
-    Rank,
     Section,
-    Weight,
     check_type,
     load_target,
 )
@@ -195,11 +193,11 @@ class ContrastiveLossConfig(ClipLossConfig):
     """``mask`` removes false negatives from the softmax: other pairs of the same image or the same
     caption, and hard negatives that are captions of the image. ``keep`` keeps them, as CLIP does.
     """
-    short: Weight = 0.0
+    short: NonNegativeFloat = 0.0
     """Weight of Long-CLIP's second term, between short captions and the principal components of the
     images; 0 leaves it out, 1 in Long-CLIP.
     """
-    pca_rank: Rank = 32
+    pca_rank: PositiveInt = 32
     """Number of principal components."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -46,7 +46,7 @@ from rl_caption.reward_models.losses import (
 from rl_caption.reward_models.teacher import Teacher, Tower, load_teacher
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError, naming
-from rl_caption.runtime.options import Section, Weight
+from rl_caption.runtime.options import Section
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.run import Run
 
@@ -144,17 +144,17 @@ class DistanceConfig(Section):
     first two over both towers, and scales the third by 0.1.
     """
 
-    l1: Weight | None = None
+    l1: NonNegativeFloat | None = None
     """Mean absolute difference to the teacher's raw embedding, per tower. Null: 1/2 for one tower,
     1/6 for both.
     """
-    cosine: Weight | None = None
+    cosine: NonNegativeFloat | None = None
     """1 - cosine to the teacher's embedding, per tower. Null: 1/2 for one tower, 1/6 for both."""
-    regulator: Weight | None = None
+    regulator: NonNegativeFloat | None = None
     """With both towers: the Similarity Regulator; 0 leaves it out. Null: 1/30."""
     regulator_reduction: Reduction = "mean"
     """``mean``, over diagonal and other pairs separately (released code), or ``sum`` (paper)."""
-    contrastive: Weight = 0.0
+    contrastive: NonNegativeFloat = 0.0
     """With both towers: CLIP's loss at its temperature of 1/100, which the paper tried in place of
     the regulator.
     """

@@ -10,7 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 from torch import Tensor
 
 from rl_caption.config.schema import EvalConfig
@@ -36,7 +42,6 @@ from rl_caption.reward_models.losses import (
     info_nce,
 )
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import Positive, Rank, Weight
 from rl_caption.runtime.types import LOSS, TrainState
 from rl_caption.training.run import CHECKED_IMAGES, Run
 
@@ -76,9 +81,9 @@ def positive_augmented(
 class PositiveAugmentedLossConfig(ClipLossConfig):
     """The loss of PAC-S."""
 
-    positive_images: Weight = 0.05
+    positive_images: NonNegativeFloat = 0.05
     """Weight of the term between captions and images generated from them."""
-    positive_captions: Weight = 0.1
+    positive_captions: NonNegativeFloat = 0.1
     """Weight of the term between images and captions generated from them; 0 leaves a term out."""
 
 
@@ -89,9 +94,9 @@ class PositiveAugmentedTrainConfig(ClipTrainConfig):
     """Train the final ``projections`` of both towers and the temperature (PAC-S), ``lora`` in both
     towers (PAC-S++), or ``all`` weights.
     """
-    lora_rank: Rank = 4
+    lora_rank: PositiveInt = 4
     """Rank of LoRA."""
-    lora_alpha: Positive = 1.0
+    lora_alpha: PositiveFloat = 1.0
     """The LoRA update is scaled by ``lora_alpha / lora_rank``."""
 
 

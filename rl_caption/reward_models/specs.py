@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -36,7 +36,7 @@ from rl_caption.reward_models.triplets import (
     make_triplets,
     triplet_texts,
 )
-from rl_caption.runtime.options import Fraction, Weight
+from rl_caption.runtime.options import Fraction
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.run import Run
 
@@ -108,15 +108,15 @@ def dynamic_margin(gaps: Tensor, counts: Tensor, largest: float) -> Tensor:
 class SpecificityLossConfig(ClipLossConfig):
     """The loss of SPECS."""
 
-    alpha: Weight = 1.0
+    alpha: NonNegativeFloat = 1.0
     """Weight of the contrastive term."""
-    beta: Weight = 8.0
+    beta: NonNegativeFloat = 8.0
     """Weight of the positive hinge: one more true detail scores higher."""
-    gamma: Weight = 0.8
+    gamma: NonNegativeFloat = 0.8
     """Weight of the negative hinge: one more false detail scores lower."""
-    max_margin: Weight = LARGEST_MARGIN
+    max_margin: NonNegativeFloat = LARGEST_MARGIN
     """Largest dynamic margin, in logits: cosines times the learned scale (released code)."""
-    fixed_margin: Weight | None = None
+    fixed_margin: NonNegativeFloat | None = None
     """This margin of both hinges, in logits, in place of the dynamic ones."""
     symmetric: bool = False
     """Contrastive term in both directions; false is caption to image (released code)."""

@@ -16,10 +16,6 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     PydanticUserError,
     ValidationError,
     create_model,
@@ -73,22 +69,6 @@ class Section(BaseModel):
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 """What Python, NumPy and PyTorch all accept."""
-Steps = PositiveInt
-"""A number of steps, images or words."""
-BatchSize = PositiveInt
-Tokens = PositiveInt
-"""Length of a caption."""
-Beams = PositiveInt
-Workers = PositiveInt
-"""Processes or threads."""
-Rank = PositiveInt
-Mebibytes = NonNegativeInt
-Positions = NonNegativeInt
-Resamples = NonNegativeInt
-LearningRate = PositiveFloat
-Positive = PositiveFloat
-Weight = NonNegativeFloat
-"""Of a term of a loss, or a threshold."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
 """Below, float32 cannot hold logits / temperature; above, it cannot distinguish forbidden tokens.
 """

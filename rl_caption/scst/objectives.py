@@ -10,15 +10,13 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Protocol, TypeAlias
 
 import torch
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code
 from rl_caption.runtime.options import (
-    Positive,
     Temperature,
-    Weight,
     build_target,
     load_target,
     options_of,
@@ -95,7 +93,7 @@ class Reinforce:
     """
 
     loss_reduction: LossReduction = "token"
-    kl_coef: Weight = 0.0
+    kl_coef: NonNegativeFloat = 0.0
 
     @property
     def needs_reference(self) -> bool:
@@ -192,7 +190,7 @@ class Dico:
     of the original.
     """
 
-    beta: Positive = 0.2
+    beta: PositiveFloat = 0.2
     temperature: Temperature = 1 / 300
     needs_reference = True
 

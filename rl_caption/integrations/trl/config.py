@@ -2,20 +2,20 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from rl_caption.captioners.config import SavedModelConfig
 from rl_caption.config.schema import DataConfig, PairsConfig, RewardConfig
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.runtime.options import Section, Workers
+from rl_caption.runtime.options import Section
 
 
 class VlmTrainConfig(Section):
     """The processes that train."""
 
-    num_processes: Workers | None = None
+    num_processes: PositiveInt | None = None
     """Required number of processes; null accepts the number that the launcher started."""
-    threads: Workers | None = None
+    threads: PositiveInt | None = None
     """CPU threads per process; null uses OMP_NUM_THREADS or, if that is not set, divides the
     physical cores among the processes of the machine.
     """

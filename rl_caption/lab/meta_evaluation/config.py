@@ -1,8 +1,10 @@
 """Configuration of ``judge``."""
 
+from pydantic import NonNegativeInt
+
 from rl_caption.config.schema import TrustConfig
 from rl_caption.monitoring.config import JudgeConfig
-from rl_caption.runtime.options import Resamples, Seed
+from rl_caption.runtime.options import Seed
 
 
 class JudgeSetConfig(TrustConfig):
@@ -28,7 +30,7 @@ class JudgeSetConfig(TrustConfig):
     """Further options of the set, such as ``{held_out: true}`` of foil."""
     partial: bool = False
     """Accept a set whose number of judgements differs from the published one."""
-    bootstrap: Resamples = 1000
+    bootstrap: NonNegativeInt = 1000
     """Number of bootstrap resamples of images for the 95 % intervals; 0 computes none."""
     seed: Seed = 0
     """Of the bootstrap."""

@@ -2,9 +2,11 @@
 
 from typing import Literal
 
+from pydantic import PositiveInt
+
 from rl_caption.config.schema import RewardTerm, TrustConfig
 from rl_caption.monitoring.config import JudgeConfig
-from rl_caption.runtime.options import Beams, LengthPenalty, Section, Seed, Workers
+from rl_caption.runtime.options import LengthPenalty, Section, Seed
 
 
 class CellConfig(Section):
@@ -25,7 +27,7 @@ class GridConfig(TrustConfig):
     """What each cell changes, by its label."""
     seeds: list[Seed] = [0]
     """Values of ``train.seed``; each cell is trained with each of them."""
-    jobs: Workers = 1
+    jobs: PositiveInt = 1
     """Number of runs at a time, each in its own process with its share of the CPU cores and GPUs.
     """
     out: str = "runs/ablation"
@@ -49,7 +51,7 @@ class AblateConfig(GridConfig):
     validation. If the reward has no CIDEr-D, the validation's CIDEr-D is often best before any
     training.
     """
-    num_beams: Beams = 1
+    num_beams: PositiveInt = 1
     """Beam width of the evaluation; 1 is greedy."""
     length_penalty: LengthPenalty = 1.0
     """Of beam search, as in ``evaluate``."""

@@ -50,6 +50,13 @@ def test_processes_and_micro_batches_share_the_same_global_batch(processes, micr
         assert parts == step_indices(20, 8, step, seed=5)
 
 
+def test_a_later_first_step_skips_the_batches_of_the_steps_before_it():
+    whole = micro_batches(20, 8, 2, 0, 2, seed=5, first_step=0)
+    later = micro_batches(20, 8, 2, 0, 2, seed=5, first_step=2)
+    # two micro-batches a step
+    assert list(islice(whole, 4, 10)) == list(islice(later, 6))
+
+
 def test_sizes_that_do_not_divide_are_refused_with_what_would_work():
     assert micro_batch_size(12, None, 2) == 6
     assert micro_batch_size(12, 3, 2) == 3

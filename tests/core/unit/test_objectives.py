@@ -4,6 +4,7 @@ REINFORCE itself is compared with a slow loop in tests/core/invariants/test_trai
 """
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from rl_caption.config.schema import (
 )
 from rl_caption.programs.train import scst_signature
 from rl_caption.runtime.types import Scores
-from rl_caption.scst.advantages import build_advantage, needs_greedy
+from rl_caption.scst.advantages import build_advantage, needs_greedy, step_advantages
 from rl_caption.scst.cross_entropy import cross_entropy_sum
 from rl_caption.scst.objectives import (
     Dico,
@@ -146,15 +147,22 @@ def test_advantages_by_hand(name, first, second):
     assert torch.equal(found[1], torch.full((3,), second))
 
 
-@pytest.mark.parametrize("name", ["greedy", "leave_one_out", "mean", "group_norm"])
-def test_equal_rewards_have_no_advantage_at_all(name):
-    for samples in (2, 3, 5, 6, 7, 16):
-        rewards = torch.rand(200, 1, generator=torch.Generator().manual_seed(0)).expand(
-            -1, samples
-        )
-        advantages = build_advantage(name, {})(rewards, rewards[:, 0])
-        assert advantages.dtype == torch.float32
-        assert not advantages.any(), samples
+@pytest.mark.parametrize("process", [0, 1])
+def test_each_of_two_processes_gets_the_advantages_of_its_own_images(process):
+    rewards = torch.tensor([[1.0, 3.0], [0.0, 4.0], [5.0, 5.0], [2.0, 0.0]])
+    baselines = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    everything = {2: rewards, 1: baselines}
+    accelerator = SimpleNamespace(
+        process_index=process,
+        num_processes=2,
+        device=torch.device("cpu"),
+        gather=lambda own: everything[own.dim()],
+    )
+    first, second = 2 * process, 2 * process + 1
+    scores = [Scores(rewards[[row]], baselines[[row]]) for row in (first, second)]
+    found = step_advantages(build_advantage("greedy", {}), scores, accelerator)
+    expected = [[[0.0, 2.0]], [[-2.0, 2.0]], [[2.0, 2.0]], [[-2.0, -4.0]]]
+    assert [own.tolist() for own in found] == expected[first : second + 1]
 
 
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
@@ -204,12 +212,15 @@ def test_the_clipped_surrogate_and_its_gradient_equal_a_loop(reduction, kl_coef)
 
 
 STRUCTURED = {
-    "seq_nll": math.log(10 / 3),
-    "risk": 0.2 * 0.1 + 0.5 * 1.0,
-    "max_margin": 1.0 + math.log(5 / 3),  # the third has the highest score
-    # the second is 0.1 + ln(2 / 3) below 0
-    "multi_margin": 0.0 + (1.0 + math.log(5 / 3)),
-    "softmax_margin": math.log(1 + 2 / 3 * math.exp(0.1) + 5 / 3 * math.e),
+    "seq_nll": math.log(0.92 / 0.24),
+    "risk": (1.2 * 0.2 + 0.5 * 0.36 + 0.1 * 0.12) / 0.92,
+    # the third is the likeliest
+    "max_margin": 0.5 + math.log(1.5),
+    # the fourth is 0.1 + ln 0.5 below 0
+    "multi_margin": 1.2 + math.log(5 / 6) + 0.5 + math.log(1.5),
+    "softmax_margin": math.log(
+        1 + 5 / 6 * math.exp(1.2) + 1.5 * math.exp(0.5) + 0.5 * math.exp(0.1)
+    ),
 }
 OF_THREE = torch.tensor(
     [[0.2, 0.9, 0.5], [0.4, 0.4, 0.4], [1.5, 0.1, 1.5]]
@@ -252,12 +263,17 @@ def test_dico_by_hand():
 
 @pytest.mark.parametrize(("name", "expected"), STRUCTURED.items())
 def test_structured_losses_by_hand(name, expected):
-    """Scores ln 0.3, ln 0.2, ln 0.5, spread over captions of other lengths; the first is the best."""
-    mask = torch.tensor([[[1, 1, 1], [1, 0, 0], [1, 1, 0]]]).bool()
-    logprobs = torch.tensor([0.3, 0.2, 0.5]).log().view(1, 3, 1) * mask
+    """Gaps 0, 1.2, 0.5, 0.1; scores ln 0.24, ln 0.2, ln 0.36, ln 0.12, together 0.92 and not 1,
+    spread over captions of other lengths.
+    """
+    lengths = torch.tensor([[3, 1, 2, 2]])
+    mask = torch.arange(3) < lengths.unsqueeze(-1)
+    likelihoods = torch.tensor([0.24, 0.2, 0.36, 0.12])
+    logprobs = likelihoods.log().view(1, 4, 1) * mask
     logprobs[0, 0] += torch.tensor([0.1, -0.3, 0.2])  # the mean alone counts
-    scores = Scores(torch.tensor([[3.0, 2.9, 2.0]]), None)
-    total, count, metrics = build_objective(name, {})(
+    scores = Scores(torch.tensor([[3.0, 1.8, 2.5, 2.9]]), None)
+    objective = build_objective(name, {})
+    total, count, metrics = objective(
         logprobs, logprobs, None, mask, scores, scores.samples
     )
     assert float(total) == pytest.approx(expected, rel=1e-5)
@@ -373,13 +389,3 @@ def test_equal_rewards_have_no_advantage_and_a_missing_baseline_is_an_error(name
         advantages = advantage(rewards, rewards[:, 0])
         assert advantages.dtype == torch.float32
         assert not advantages.any(), samples
-
-
-def test_max_margin_is_that_of_the_likeliest_sample_not_of_the_worst():
-    logprobs = torch.tensor([[[-2.0], [-1.0], [-3.0]]])
-    mask = torch.ones(1, 3, 1).bool()
-    scores = Scores(torch.tensor([[1.0, 0.75, 0.0]]), None)
-    total, _, _ = build_objective("max_margin", {})(
-        logprobs, logprobs, None, mask, scores, scores.samples
-    )
-    assert float(total) == 0.25 + 2.0 - 1.0

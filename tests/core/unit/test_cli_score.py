@@ -8,9 +8,8 @@ import pytest
 from PIL import Image
 
 from rewards.files import load_json
-from rewards.text.cider import cider_d
+from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
-from rewards.text.tokenize import tokenize
 from rl_caption.cli import score
 from rl_caption.cli.main import run_program
 from rl_caption.config.commands import ScoreConfig
@@ -20,10 +19,15 @@ from rl_caption.evaluation import EvaluationError
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import tiny_student
 
-CASE = load_json(Path(__file__).parents[1] / "golden" / "cider_four_images.json")[
-    "cases"
-][0]
-REFERENCES = {str(number): texts for number, texts in enumerate(CASE["references"], 1)}
+GOLDEN = Path(__file__).parents[1] / "golden" / "cider_four_images.json"
+CASE = load_json(GOLDEN)["cases"][0]
+
+
+def by_id(values):
+    return dict(zip("1234", values, strict=True))
+
+
+REFERENCES = by_id(CASE["references"])
 CAPTIONS = [
     {"image_id": number, "caption": text}
     for number, text in enumerate(CASE["candidates"], 1)
@@ -31,51 +35,46 @@ CAPTIONS = [
 
 
 def score_files(reward, captions, references=None, **options):
-    values = {"captions": captions, "references": references, **options}
-    plain = {
-        key: str(value) if isinstance(value, Path) else value
-        for key, value in values.items()
-    }
-    return score.score_files(ScoreConfig(reward=reward, **plain))
+    paths = {"captions": captions, "references": references, **options}
+    for name, path in paths.items():
+        if isinstance(path, Path):
+            paths[name] = str(path)
+    return score.score_files(ScoreConfig(reward=reward, **paths))
 
 
 def saved(folder, name, content):
     path = folder / name
-    path.write_text(
-        content if isinstance(content, str) else json.dumps(content), encoding="utf-8"
-    )
+    text = content if isinstance(content, str) else json.dumps(content)
+    path.write_text(text, encoding="utf-8")
     return path
 
 
 @pytest.fixture
 def files(tmp_path):
     """Captions and references of four images."""
-    contents = {"captions": CAPTIONS, "references": REFERENCES}
     return {
-        name: saved(tmp_path, f"{name}.json", content)
-        for name, content in contents.items()
+        "captions": saved(tmp_path, "captions.json", CAPTIONS),
+        "references": saved(tmp_path, "references.json", REFERENCES),
     }
 
 
-def karpathy(references):
+def karpathy():
+    records = []
     splits = ["train", "restval", "val", "test"]
-    return {
-        "dataset": "tiny",
-        "images": [
-            {
-                "imgid": int(key) - 1,
-                "cocoid": int(key),
-                "filename": f"COCO_{key}.jpg",
-                "split": split,
-                "sentences": [{"raw": text, "tokens": text.split()} for text in texts],
-            }
-            for (key, texts), split in zip(references.items(), splits, strict=True)
-        ],
-    }
+    for number, texts in enumerate(CASE["references"]):
+        record = {
+            "imgid": number,
+            "cocoid": number + 1,
+            "filename": f"COCO_{number + 1}.jpg",
+            "split": splits[number],
+            "sentences": [{"raw": text, "tokens": text.split()} for text in texts],
+        }
+        records.append(record)
+    return {"dataset": "tiny", "images": records}
 
 
 def test_karpathy_splits_and_ids(tmp_path):
-    content = karpathy(REFERENCES)
+    content = karpathy()
     path = saved(tmp_path, "dataset.json", content)
     assert list(read_references(path, "train")) == ["1", "2"]
     assert list(read_references(path, "test")) == ["4"]
@@ -91,35 +90,32 @@ def test_karpathy_splits_and_ids(tmp_path):
         read_references(saved(tmp_path, "references.json", REFERENCES), "test")
 
 
-def test_bad_files_are_explained(tmp_path):
-    """Doubled ids, empty texts and unknown images; a key that stands twice in JSON; captions that
-    are no list.
-    """
-    for read, content, message in (
+DOUBLED = [{"image": "a.png", "references": ["a"], "image_id": i} for i in (1, "1")]
+UNKNOWN = {
+    "images": [{"id": 1}],
+    "annotations": [{"image_id": 2, "caption": "a"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("read", "content", "message"),
+    [
         (read_references, {"1": ["a dog", " "], "2": ["x"]}, "1 images .*first: '1'"),
-        (
-            read_references,
-            [{"image": "a.png", "references": ["a"], "image_id": i} for i in (1, "1")],
-            "1 images .*first: '1'",
-        ),
-        (
-            read_references,
-            {"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "a"}]},
-            "not among 'imag",
-        ),
+        (read_references, DOUBLED, "1 images .*first: '1'"),
+        (read_references, UNKNOWN, "not among 'imag"),
         (
             read_references,
             {"images": [{"id": 1}, {"id": 1}], "annotations": []},
             "under 'images'",
         ),
+        (read_references, '{"1": ["a dog"], "1": ["a cat"]}', "'1'"),
+        (read_references, '{"1": "a dog"}', "'1'"),
         (read_captions, [*CAPTIONS, CAPTIONS[1], CAPTIONS[1]], "2 images .*first: '2'"),
-    ):
-        with pytest.raises(DataError, match=rf"file\.json.*{message}"):
-            read(saved(tmp_path, "file.json", content))
-    for text in ('{"1": ["a dog"], "1": ["a cat"]}', '{"1": "a dog"}'):
-        (tmp_path / "file.json").write_text(text)
-        with pytest.raises(DataError, match=r"file\.json.*'1'"):
-            read_references(tmp_path / "file.json")
+    ],
+)
+def test_bad_files_are_explained(tmp_path, read, content, message):
+    with pytest.raises(DataError, match=rf"file\.json.*{message}"):
+        read(saved(tmp_path, "file.json", content))
 
 
 def json_lines(rows):
@@ -135,7 +131,13 @@ def test_references_and_captions_may_be_json_lines(tmp_path):
     assert read_references(path, "test") == {"7": ["a cat"]}
     assert read_references(path, "test").elsewhere == {"photos/1.jpg"}
     assert read_references(path, "train", by="image_name") == {"1.jpg": ["a dog"]}
-    listed = [{"image_id": 7, "image_name": "7.jpg", "captions": ["a cat", "one cat"]}]
+    listed = [
+        {
+            "image_id": 7,
+            "image_name": "7.jpg",
+            "captions": ["a cat", "one cat"],
+        }
+    ]
     file = saved(tmp_path, "listed.json", listed)
     assert read_references(file) == {"7": ["a cat", "one cat"]}
     assert read_references(file, by="image_name") == {"7.jpg": ["a cat", "one cat"]}
@@ -187,25 +189,21 @@ def test_captions_by_path_are_scored_as_they_are(tmp_path, monkeypatch):
 
 
 def test_only_images_are_found_and_an_exact_name_wins(tmp_path):
-    names = [
-        "1.txt",
-        "1.png",
-        "x_1.png",
-        "._1.png",
-        "y_02.png",
-        "z_2.png",
-        "3.jpg.png",
-        "3.jpg",
-        "4.txt",
-    ]
+    names = "1.txt 1.png x_1.png ._1.png y_02.png z_2.png 3.jpg.png 3.jpg 4.txt"
     (tmp_path / "sub").mkdir()
-    for name in (*names, "sub/COCO_val2014_000000391895.jpg"):
+    for name in (*names.split(), "sub/COCO_val2014_000000391895.jpg"):
         (tmp_path / name).touch()
-    ids = ["1", "1.png", "x_1", "3.jpg", "3", "y_02", "391895"]
-    found = [Path(path).name for path in find_images(tmp_path, ids)]
-    assert found[:3] == ["1.png", "1.png", "x_1.png"]
-    assert found[3:6] == ["3.jpg", "3.jpg", "y_02.png"]
-    assert found[6] == "COCO_val2014_000000391895.jpg"
+    expected = {
+        "1": "1.png",
+        "1.png": "1.png",
+        "x_1": "x_1.png",
+        "3.jpg": "3.jpg",
+        "3": "3.jpg",
+        "y_02": "y_02.png",
+        "391895": "COCO_val2014_000000391895.jpg",
+    }
+    found = find_images(tmp_path, [*expected])
+    assert [Path(path).name for path in found] == [*expected.values()]
     with pytest.raises(DataError, match=r"more than one file.*'2'"):
         find_images(tmp_path, ["1", "2"])
     with pytest.raises(DataError, match=r"without a file.*'4'"):
@@ -217,12 +215,10 @@ def test_only_images_are_found_and_an_exact_name_wins(tmp_path):
 
 def test_files_are_scored_the_published_way(tmp_path):
     captions = saved(tmp_path, "captions.json", CAPTIONS)
-    references = saved(tmp_path, "references.json", karpathy(REFERENCES))
+    references = saved(tmp_path, "references.json", karpathy())
     result = score_files("cider", captions, references, out=tmp_path / "scores.json")
     assert result["signature"] == "NO<EOS>_w/oInit+Cider-D[n4,s6.0]"
-    assert result["scores"] == pytest.approx(
-        dict(zip("1234", CASE["cider_d"], strict=True)), rel=1e-12
-    )
+    assert result["scores"] == pytest.approx(by_id(CASE["cider_d"]), rel=1e-12)
     assert result["mean"] == pytest.approx(2.9901221045895823, rel=1e-12)
     assert load_json(tmp_path / "scores.json") == result
     named = [
@@ -230,9 +226,8 @@ def test_files_are_scored_the_published_way(tmp_path):
         for row in CAPTIONS
     ]
     by_name = score_files("cider", saved(tmp_path, "named.json", named), references)
-    assert by_name["scores"] == {
-        f"COCO_{key}.jpg": value for key, value in result["scores"].items()
-    }
+    for key, value in result["scores"].items():
+        assert by_name["scores"][f"COCO_{key}.jpg"] == value
 
 
 def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signature(
@@ -240,62 +235,55 @@ def test_texts_not_compared_with_the_toolkits_tokeniser_are_counted_in_the_signa
 ):
     captions = [CAPTIONS[0] | {"caption": "a sign that reads 猫"}, *CAPTIONS[1:]]
     saved(tmp_path, "captions.json", captions)
-    noted = "+PTB-python[1 of "
-    assert noted in score_files("cider", **files)["signature"]
-    found = score_files("rouge_l", **files, tokenizer="none")["signature"]
-    assert noted not in found
+    found = score_files("cider", **files)
+    assert "+PTB-python[1 of " in found["signature"]
 
 
 def test_eos_and_document_frequencies_by_request(files, tmp_path):
     references = files["references"]
     result = score_files("cider", **files, eos=True)
-    assert list(result["scores"].values()) == pytest.approx(
-        CASE["cider_d_eos"], rel=1e-12
-    )
-    tokens = [[tokenize(text) for text in texts] for texts in CASE["references"]]
-    df = DocumentFrequencies.from_references(tokens, eos=False)
-    df.save(tmp_path / "df.npz")
+    expected = by_id(CASE["cider_d_eos"])
+    assert result["scores"] == pytest.approx(expected, rel=1e-12)
+    path = tmp_path / "df.npz"
+    df = DocumentFrequencies.from_texts(CASE["references"], eos=False)
+    df.save(path)
     one = saved(tmp_path, "one.json", CAPTIONS[:1])
-    result = score_files("cider", one, references, df=tmp_path / "df.npz")
-    assert result["scores"] == {"1": pytest.approx(CASE["cider_d"][0], rel=1e-12)}
-    assert (
-        result["signature"]
-        == f"NO<EOS>_wInit+Cider-D[n4,s6.0]+df[{df.fingerprint[:8]}]"
-    )
+    result = score_files("cider", one, references, df=path)
+    (score,) = result["scores"].values()
+    assert score == pytest.approx(CASE["cider_d"][0], rel=1e-12)
+    signature = f"NO<EOS>_wInit+Cider-D[n4,s6.0]+df[{df.fingerprint[:8]}]"
+    assert result["signature"] == signature
     with pytest.raises(ConfigError, match="eos=False"):
-        score_files("cider", one, references, df=tmp_path / "df.npz", eos=True)
+        score_files("cider", one, references, df=path, eos=True)
 
 
-def test_what_cannot_be_scored_is_explained(files):
-    for arguments, message in (
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         ({"reward": "cidr"}, "'cidr'.*cider"),
         ({"reward": "rouge_l", "eos": True}, "'rouge_l'.*'eos'"),
-        ({"reward": "rouge_l", "df": "df.npz"}, "'rouge_l'.*'df'"),
         ({"references": None}, "--references"),
         ({"kwargs": {"sigma": -1}}, "sigma is -1"),
         ({"df": "absent.npz"}, "absent.npz"),
-    ):
-        with pytest.raises((DataError, ConfigError), match=message):
-            score_files(**{"reward": "cider", **files, **arguments})
+    ],
+)
+def test_what_cannot_be_scored_is_explained(files, arguments, message):
+    with pytest.raises((DataError, ConfigError), match=message):
+        score_files(**{"reward": "cider", **files, **arguments})
 
 
 def test_text_that_is_tokenised_already_is_scored_as_it_is(tmp_path):
     """The tokenizer would remove ``.`` and lower-case the rest."""
-    texts = [row | {"caption": f"A {row['caption']} ."} for row in CAPTIONS]
-    given = {key: [f"A {text} ." for text in own] for key, own in REFERENCES.items()}
-    captions = saved(tmp_path, "c.json", texts)
-    references = saved(tmp_path, "r.json", given)
-    tokens = [[text.split() for text in own] for own in given.values()]
-    candidates = [row["caption"].split() for row in texts]
-    df = DocumentFrequencies.from_references(tokens, eos=False, tokenizer="none")
-    found = score_files("cider", captions, references, tokenizer="none")
-    expected = cider_d(candidates, tokens, df)
-    assert list(found["scores"].values()) == pytest.approx(expected, rel=1e-12)
-    assert found["signature"].endswith("+tokenizer:none")
-    assert found["scores"] != score_files("cider", captions, references)["scores"]
-    df.save(tmp_path / "df.npz")
-    with pytest.raises(ConfigError, match=r"'none'.*'ptb'"):
-        score_files("cider", captions, references, df=tmp_path / "df.npz")
+    texts = [f"A {text} ." for text in CASE["candidates"]]
+    references = [[f"A {text} ." for text in own] for own in CASE["references"]]
+    captions = saved(tmp_path, "c.json", by_id(texts))
+    given = saved(tmp_path, "r.json", by_id(references))
+    found = score_files("cider", captions, given, tokenizer="none")
+    reward = CiderD(eos=False, tokenizer="none")
+    expected = reward(None, texts, references=references)
+    assert found["scores"] == by_id(expected)
+    assert found["signature"] == reward.signature
+    assert found["scores"] != score_files("cider", captions, given)["scores"]
 
 
 def test_scores_that_can_only_be_0_are_warned_of(files, tmp_path, caplog):

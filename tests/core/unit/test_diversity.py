@@ -26,12 +26,20 @@ def test_self_cider_by_hand():
     assert self_cider(np.ones((3, 3))) == pytest.approx(0.0, abs=1e-7)
     assert self_cider(np.eye(3)) == pytest.approx(1.0)
     assert self_cider(np.zeros((3, 3))) == 0.0
-    one, other = math.sqrt(1.5), math.sqrt(0.5)  # of the eigenvalues
+    one = math.sqrt(1.5)  # of the eigenvalues
+    other = math.sqrt(0.5)
     expected = -math.log(one / (one + other)) / math.log(2)
-    assert self_cider(np.array([[1.0, 0.5], [0.5, 1.0]])) == pytest.approx(expected)
+    half = np.array([[1.0, 0.5], [0.5, 1.0]])
+    assert self_cider(half) == pytest.approx(expected)
     # an eigenvalue is below 0
-    odd = self_cider(np.array([[1.0, 0.9, 0.0], [0.9, 1.0, 0.9], [0.0, 0.9, 1.0]]))
-    assert 0 < odd < 1
+    odd = np.array(
+        [
+            [1.0, 0.9, 0.0],
+            [0.9, 1.0, 0.9],
+            [0.0, 0.9, 1.0],
+        ]
+    )
+    assert 0 < self_cider(odd) < 1
 
 
 def test_distinct_ngrams_over_words():
@@ -46,23 +54,35 @@ def test_a_similarity_is_the_mean_of_both_directions():
     one, other = cider_d(texts, [[text] for text in texts[::-1]], ALIKE)
     assert one != other, "counts are clipped on one side"
     matrix = similarities(texts, ALIKE)
-    assert matrix[0, 1] == matrix[1, 0] == pytest.approx((one + other) / 20)
+    assert matrix[0, 1] == matrix[1, 0]
+    assert matrix[0, 1] == pytest.approx((one + other) / 20)
+
+
+SIMILARITY = (3 / 4 + 2 / 3 + 1 / 2) / 4
+"""Of four and four tokens that share the first three."""
 
 
 def test_the_reward_is_one_minus_the_similarity_to_the_others():
     texts = ["a red dog runs", "a red dog sits", "two cats", "a red dog runs", "one"]
     ids = list("11121")
-    near = (3 / 4 + 2 / 3 + 1 / 2) / 4
+    near = 1 - SIMILARITY / 3
     found = Diversity(eos=False)(None, texts, image_id=ids)
-    assert found == pytest.approx([1 - near / 3] * 2 + [1.0, 0.0, 1.0])
-    with_end, without = 1 - (4 / 5 + 2 / 4 + 1 / 3 + 0) / 4, 1 - near
-    for eos, columns, expected in (
-        (True, {}, with_end),
-        (True, {"finished": [False] * 2}, without),
-        (False, {}, without),
-    ):
-        found = Diversity(eos=eos)(None, texts[:2], image_id=ids[:2], **columns)
-        assert found == pytest.approx([expected] * 2)
+    assert found == pytest.approx([near, near, 1.0, 0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+    ("eos", "columns", "similarity"),
+    [
+        (True, {}, (4 / 5 + 2 / 4 + 1 / 3) / 4),
+        (True, {"finished": [False] * 2}, SIMILARITY),
+        (False, {}, SIMILARITY),
+    ],
+)
+def test_eos_is_a_token_of_finished_captions(eos, columns, similarity):
+    texts = ["a red dog runs", "a red dog sits"]
+    reward = Diversity(eos=eos)
+    found = reward(None, texts, image_id=["1", "1"], **columns)
+    assert found == pytest.approx([1 - similarity] * 2)
 
 
 @pytest.mark.parametrize("eos", [True, False])
@@ -74,7 +94,8 @@ def test_copies_score_nothing_however_short(eos, text):
 
 def test_a_run_counts_document_frequencies_for_it():
     terms = {"cider": RewardTerm(), "diversity": RewardTerm()}
-    made = build_reward(RewardConfig(terms=terms), [["a dog"], ["a cat"]]).rewards
+    config = RewardConfig(terms=terms)
+    made = build_reward(config, [["a dog"], ["a cat"]]).rewards
     assert made["diversity"].df is made["cider"].df
     # ``a`` is in every document and weighs nothing.
     found = made["diversity"](None, ["a dog", "a cat"], image_id=["1", "1"])
@@ -92,9 +113,8 @@ def test_a_small_agreement_keeps_its_digits_beside_that_of_a_caption_with_itself
     others = " ".join(f"%s{number}" for number in range(60))
     texts = ["dog " + others.replace("%s", word) for word in "abc"]
     near = 10 * similarities([text.split() for text in texts], ALIKE)
-    for count in (2, 3):
-        scores = Consensus()(None, texts[:count], image_id=["x"] * count)
-        for row, score in enumerate(scores):
-            own = [Fraction(near[row, k]) for k in range(count) if k != row]
-            expected = float(sum(own) / (count - 1))
-            assert score == pytest.approx(expected, rel=1e-15, abs=0)
+    scores = Consensus()(None, texts, image_id=["x"] * 3)
+    for row, score in enumerate(scores):
+        others = [Fraction(one) for one in np.delete(near[row], row)]
+        expected = float(sum(others) / 2)
+        assert score == pytest.approx(expected, rel=1e-15, abs=0)

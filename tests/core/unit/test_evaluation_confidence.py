@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from rewards.text.bleu import bleu_of_counts
 from rl_caption.evaluation import Evaluation, EvaluationError, evaluate_captions
 from rl_caption.evaluation.confidence import (
     bleu_of_sums,
@@ -20,12 +19,15 @@ from tests.captions_for_tests import CAPTIONS, REFERENCES
 
 def of_means(values, key="SPICE"):
     """An evaluation whose metric is the mean of ``values``."""
-    per_image = {
-        str(number): {key: float(value)} for number, value in enumerate(values)
-    }
-    return Evaluation(
-        {key: float(values.mean())}, "S", len(values), per_image=per_image
-    )
+    per_image = {}
+    for number, value in enumerate(values.tolist()):
+        per_image[str(number)] = {key: value}
+    mean = float(values.mean())
+    return Evaluation({key: mean}, "S", len(values), per_image=per_image)
+
+
+def evaluated(captions, *names):
+    return evaluate_captions(captions, REFERENCES, metrics=names, tokenizer="none")
 
 
 def test_intervals_equal_scipys():
@@ -39,15 +41,12 @@ def test_intervals_equal_scipys():
         method="percentile",
         rng=np.random.default_rng(2),
     )
-    low, high = found.intervals["SPICE"]
     # Two draws of 20000 resamples: their quantiles differ by about 1 % of the width.
-    width = wanted.confidence_interval.high - wanted.confidence_interval.low
-    assert low == pytest.approx(wanted.confidence_interval.low, abs=0.04 * width)
-    assert high == pytest.approx(wanted.confidence_interval.high, abs=0.04 * width)
-    assert (
-        found.interval
-        == "95 % percentile bootstrap over images, 20000 resamples, seed 0"
-    )
+    low, high = wanted.confidence_interval
+    interval = pytest.approx((low, high), abs=0.04 * (high - low))
+    assert found.intervals["SPICE"] == interval
+    text = "95 % percentile bootstrap over images, 20000 resamples, seed 0"
+    assert found.interval == text
 
 
 def test_p_equals_scipys_exact_test():
@@ -62,84 +61,62 @@ def test_p_equals_scipys_exact_test():
     )
     found = compare(of_means(first), of_means(second), 20000)["SPICE"]
     assert wanted.null_distribution.size == 2**9, "scipy goes through all exchanges"
-    assert found["p"] == pytest.approx(
-        wanted.pvalue, abs=4 * np.sqrt(wanted.pvalue / 20000)
-    )
+    error = 4 * np.sqrt(wanted.pvalue / 20000)
+    assert found["p"] == pytest.approx(wanted.pvalue, abs=error)
     assert found["difference"] == pytest.approx(wanted.statistic, rel=1e-12)
-    assert found["interval"][0] < found["difference"] < found["interval"][1]
+    low, high = found["interval"]
+    assert low < found["difference"] < high
 
 
 def test_equal_systems_do_not_differ_in_any_order_of_images():
+    reverse = dict(reversed(CAPTIONS.items()))
     one, other = (
-        evaluate_captions(
-            captions, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer="none"
-        )
-        for captions in (CAPTIONS, dict(reversed(CAPTIONS.items())))
+        evaluated(captions, "bleu", "rouge", "cider")
+        for captions in (CAPTIONS, reverse)
     )
-    for found in (*compare(one, one, 50).values(), *compare(one, other, 50).values()):
-        assert (found["difference"], found["interval"], found["p"]) == (
-            0.0,
-            (0.0, 0.0),
-            1.0,
-        )
+    assert with_intervals(one, 200).intervals == with_intervals(other, 200).intervals
+    for found in compare(one, other, 50).values():
+        assert found["difference"] == 0.0
+        assert found["interval"] == (0.0, 0.0)
+        assert found["p"] == 1.0
 
 
 def test_intervals_and_tests_do_not_depend_on_the_order_of_rows():
     generator = np.random.default_rng(5)
-    first, second = (
-        of_means(generator.gamma(2.0, size=11)),
-        of_means(generator.gamma(2.5, size=11)),
-    )
+    first = of_means(generator.gamma(2.0, size=11))
+    second = of_means(generator.gamma(2.5, size=11))
     order = generator.permutation(11).astype(str).tolist()
-    shuffled = [
-        replace(
-            one, per_image={image_id: one.per_image[image_id] for image_id in order}
-        )
-        for one in (first, second)
-    ]
+    rows = {image_id: first.per_image[image_id] for image_id in order}
+    shuffled = replace(first, per_image=rows)
     assert (
-        with_intervals(shuffled[0], 200).intervals
-        == with_intervals(first, 200).intervals
+        with_intervals(shuffled, 200).intervals == with_intervals(first, 200).intervals
     )
-    assert (
-        compare(*shuffled, 200)
-        == compare(first, second, 200)
-        == compare(first, shuffled[1], 200)
-    )
-    one, other = (
-        evaluate_captions(
-            captions, REFERENCES, metrics=("bleu", "cider"), tokenizer="none"
-        )
-        for captions in (CAPTIONS, dict(reversed(CAPTIONS.items())))
-    )
-    assert with_intervals(one, 200).intervals == with_intervals(other, 200).intervals
+    assert compare(shuffled, second, 200) == compare(first, second, 200)
 
 
-def test_bleu_is_resampled_by_its_counts():
-    whole = evaluate_captions(CAPTIONS, REFERENCES, metrics=("bleu",), tokenizer="none")
-    counts = whole.bleu_counts
-    weights = np.array([[2, 0, 1, 1], [0, 0, 4, 0]])
-    found = bleu_of_sums(weights @ counts)
-    for drawn, values in zip(weights, found, strict=True):
-        ids = [
-            key for key, times in zip("1234", drawn, strict=True) for _ in range(times)
-        ]
-        again = evaluate_captions(
-            {str(place): CAPTIONS[key] for place, key in enumerate(ids)},
-            {str(place): REFERENCES[key] for place, key in enumerate(ids)},
-            metrics=("bleu",),
-            tokenizer="none",
-        )
-        assert values == pytest.approx(
-            [again.metrics[f"BLEU-{n}"] for n in (1, 2, 3, 4)], rel=1e-9
-        )
-        assert values == pytest.approx(bleu_of_counts(drawn @ counts), rel=1e-9)
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        [2, 0, 1, 1],
+        [0, 0, 4, 0],
+    ],
+)
+def test_bleu_is_resampled_by_its_counts(drawn):
+    counts = evaluated(CAPTIONS, "bleu").bleu_counts
+    (values,) = bleu_of_sums(np.array([drawn]) @ counts)
+    ids = np.repeat([*"1234"], drawn)
+    again = evaluate_captions(
+        {str(place): CAPTIONS[key] for place, key in enumerate(ids)},
+        {str(place): REFERENCES[key] for place, key in enumerate(ids)},
+        metrics=("bleu",),
+        tokenizer="none",
+    )
+    expected = [again.metrics[f"BLEU-{n}"] for n in (1, 2, 3, 4)]
+    assert values == pytest.approx(expected, rel=1e-9)
 
 
 def test_intervals_are_drawn_anew_from_their_seed():
-    one = evaluate_captions(
-        CAPTIONS, REFERENCES, metrics=("bleu", "rouge", "cider"), tokenizer="none"
-    )
+    one = evaluated(CAPTIONS, "bleu", "rouge", "cider")
     first, again, other = (
         with_intervals(one, 300, seed=seed).intervals for seed in (0, 0, 1)
     )
@@ -154,8 +131,9 @@ def test_intervals_are_drawn_anew_from_their_seed():
 def test_systems_of_other_images_are_refused():
     with pytest.raises(EvaluationError, match="2 of 4"):
         compare(of_means(np.arange(4.0)), of_means(np.arange(2.0)), 10)
+    systems = ({"1": "", "2": ""}, {"1": ""})
     with pytest.raises(EvaluationError, match=r"1 of 2.*a.json.*b.json.*\['2'\]"):
-        check_same_images({"1": "", "2": ""}, {"1": ""}, ["a.json", "b.json"])
+        check_same_images(*systems, ["a.json", "b.json"])
 
 
 def test_the_table_names_direction_and_units():

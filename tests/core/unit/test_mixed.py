@@ -1,6 +1,4 @@
-"""Weighted sums of rewards and of their z-scores; what a configuration makes of them, with one
-network for all.
-"""
+"""Weighted sums of rewards and of their z-scores; terms that share a network."""
 
 import math
 import pickle
@@ -11,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from scipy.stats import zscore
 
 from rewards.base import Reward, RewardError
-from rewards.clip import backbone as backbone_module
 from rewards.clip.l_clipscore import RefLClipScore
 from rewards.mixed import MixedReward, Moments, moments, z_scores
 from rewards.registry import build
@@ -41,11 +39,15 @@ class Table:
 
 FIRST = {"a": 1.0, "b": 2.0, "c": 6.0}
 SECOND = {"a": 0.2, "b": 0.1, "c": 0.3}
+TWO = {"one": (Table(FIRST), 0.5), "two": (Table(SECOND), 2.0)}
 
 
 def test_a_mixture_is_the_weighted_sum_of_its_terms():
     parts = {"rouge_l": 2.0, "repetition": -0.5}
-    mixed = MixedReward({name: (build(name), weight) for name, weight in parts.items()})
+    terms = {}
+    for name, weight in parts.items():
+        terms[name] = (build(name), weight)
+    mixed = MixedReward(terms)
     columns = {"references": [["a dog runs"], ["two cats sleep"]]}
     texts = ["a dog runs", "two cats"]
     terms = mixed.terms(None, texts, **columns)
@@ -56,32 +58,39 @@ def test_a_mixture_is_the_weighted_sum_of_its_terms():
     rows = zip(*terms.values(), strict=True)
     assert total == pytest.approx([2 * a - 0.5 * b for a, b in rows])
     assert logged == {
-        f"reward/{name}": pytest.approx(sum(own) / 2) for name, own in terms.items()
+        "reward/rouge_l": pytest.approx(sum(terms["rouge_l"]) / 2),
+        "reward/repetition": pytest.approx(sum(terms["repetition"]) / 2),
     }
-    assert (mixed.bounds, mixed.columns) == ((0.0, 2.5), {"references"})
+    assert mixed.bounds == (0.0, 2.5)
+    assert mixed.columns == {"references"}
     assert mixed.signature == "2*[ROUGE-L[b1.2]+ptb]+-0.5*[repetition[n2]+ptb]"
     assert isinstance(pickle.loads(pickle.dumps(mixed)), Reward)
 
 
 def test_columns_are_united_and_a_term_without_weight_adds_no_bound():
-    mixed = MixedReward({"table": (Table(FIRST), 0), "cider": (CiderD(), 0.5)})
-    assert (mixed.columns, mixed.bounds) == ({"references", "image_id"}, (0, 5))
+    terms = {"table": (Table(FIRST), 0), "cider": (CiderD(), 0.5)}
+    mixed = MixedReward(terms)
+    assert mixed.columns == {"references", "image_id"}
+    assert mixed.bounds == (0, 5)
     alone = MixedReward({"cider": (CiderD(), 1.0)})
-    assert (alone.signature, alone.bounds) == (CiderD().signature, (0, 10))
+    assert alone.signature == CiderD().signature
+    assert alone.bounds == (0, 10)
 
 
 @pytest.mark.parametrize(
-    ("terms", "message"),
+    ("name", "weight"),
     [
-        *(({"table": (Table(FIRST), bad)}, "'table'") for bad in (math.nan, "1", True)),
-        *(({bad: (Table(FIRST), 1.0)}, bad) for bad in ("total", "greedy", "std")),
+        ("table", math.nan),
+        ("table", "1"),
+        ("table", True),
+        ("total", 1.0),
+        ("greedy", 1.0),
+        ("std", 1.0),
     ],
 )
-def test_weights_that_are_no_numbers_and_names_of_other_log_keys_are_refused(
-    terms, message
-):
-    with pytest.raises(ValueError, match=message):
-        MixedReward(terms)
+def test_wrong_weights_and_names_of_other_log_keys_are_refused(name, weight):
+    with pytest.raises(ValueError, match=f"'{name}'"):
+        MixedReward({name: (Table(FIRST), weight)})
 
 
 def test_moments_and_z_scores_by_hand():
@@ -89,22 +98,26 @@ def test_moments_and_z_scores_by_hand():
     assert z_scores([1.0, 3.0, 6.0], Moments(3.0, 2.0)) == [-1.0, 0.0, 1.5]
     scores = np.random.default_rng(1).normal(1e6, 1e-3, 500).tolist()
     # the order does not matter, not even in the last bit
-    assert moments(scores) == moments(scores[::-1]) == moments(sorted(scores))
+    assert moments(scores) == moments(scores[::-1])
+    assert moments(scores) == moments(sorted(scores))
     # nothing can be told apart
-    for same in ([0.1] * 7, [0.3], [1.0, 1.0 + 1e-7, 1.0], []):
+    for same in (
+        [0.1] * 7,
+        [0.3],
+        [1.0, 1.0 + 1e-7, 1.0],
+        [],
+    ):
         found = moments(same)
         assert found.std == 0
         assert z_scores(same, found) == [0.0] * len(same)
 
 
 def test_a_mixture_of_z_scores():
-    terms = {"one": (Table(FIRST), 0.5), "two": (Table(SECOND), 2.0)}
-    mixed = MixedReward(terms, normalize="per_term")
-    one, two = np.array([1.0, 2.0, 6.0]), np.array([0.2, 0.1, 0.3])
-    expected = 0.5 * (one - one.mean()) / one.std() + 2 * (two - two.mean()) / two.std()
+    mixed = MixedReward(TWO, normalize="per_term")
+    one = zscore([1.0, 2.0, 6.0])
+    two = zscore([0.2, 0.1, 0.3])
+    expected = 0.5 * one + 2 * two
     assert mixed(None, ["a", "b", "c"]) == pytest.approx(expected.tolist())
-    raw = mixed.terms(None, ["a", "b"])
-    assert raw == {"one": [1.0, 2.0], "two": [0.2, 0.1]}
     assert mixed(None, ["a"]) == [0.0], "one alone cannot be told apart"
     assert mixed.bounds == (-math.inf, math.inf)
     assert mixed.signature == "per_term(0.5*[table]+2*[table])"
@@ -118,7 +131,8 @@ def test_a_mixture_of_z_scores():
 
 def scores_of(reward, *texts, greedy=None):
     """Scores of micro-batches; ``greedy`` has the greedy captions of each."""
-    rollouts, batches = [], []
+    rollouts = []
+    batches = []
     for number, own in enumerate(texts):
         shape = (len(own), len(own[0]))
         rollout = Rollout(
@@ -129,28 +143,29 @@ def scores_of(reward, *texts, greedy=None):
             greedy_texts=greedy and greedy[number],
             greedy_finished=torch.ones(len(own)).bool() if greedy else None,
         )
-        row = {"image": noise_image(0), "references": ["a"]}
         rollouts.append(rollout)
-        rows = [{"image_id": str(i), **row} for i in range(len(own))]
+        rows = [{"image_id": str(row)} for row in range(len(own))]
         batches.append(CaptionBatch(rows, {}))
     return score_rollouts(reward, rollouts, batches, Accelerator(cpu=True))
 
 
 def test_greedy_captions_are_normalised_by_the_moments_of_the_samples_of_all_micro_batches():
     reward = MixedReward({"one": (Table(FIRST), 1.0)}, normalize="per_term")
-    first, second = scores_of(reward, [["a", "b"]], [["b", "b"]], greedy=[["c"], ["a"]])
+    greedy = [["c"], ["a"]]
+    first, second = scores_of(reward, [["a", "b"]], [["b", "b"]], greedy=greedy)
     samples = np.array([1.0, 2.0, 2.0, 2.0])
     found = [*first.samples[0], *second.samples[0], first.greedy, second.greedy]
-    expected = (np.array([1, 2, 2, 2, 6, 1]) - samples.mean()) / samples.std()
+    raw = np.array([1, 2, 2, 2, 6, 1])
+    expected = (raw - samples.mean()) / samples.std()
     assert list(map(float, found)) == pytest.approx(expected.tolist(), rel=1e-6)
     assert first.terms == {"one": [1.0, 2.0]}, "logged raw, without the greedy caption"
 
 
 def test_per_group_standardises_every_term_within_the_samples_of_an_image():
-    terms = {"one": (Table(FIRST), 0.5), "two": (Table(SECOND), 2.0)}
-    reward = MixedReward(terms, normalize="per_group")
+    reward = MixedReward(TWO, normalize="per_group")
     texts = [["a", "b"], ["c", "a"]]
-    first, second = scores_of(reward, texts, [["b", "b"]], greedy=[["c", "b"], ["a"]])
+    greedy = [["c", "b"], ["a"]]
+    first, second = scores_of(reward, texts, [["b", "b"]], greedy=greedy)
     # Of two different samples, one is a standard deviation above their mean and one below.
     expected = [-0.5 + 2, 0.5 - 2, 0.5 + 2, -0.5 - 2]
     assert first.samples.flatten().tolist() == pytest.approx(expected)
@@ -161,23 +176,11 @@ def test_per_group_standardises_every_term_within_the_samples_of_an_image():
     assert second.samples.tolist() == [[0.0, 0.0]], "nothing can be told apart"
     assert reward.signature == "per_group(0.5*[table]+2*[table])"
     (alone,) = scores_of(reward, texts[1:])
-    assert torch.equal(alone.samples[0], first.samples[1]), "other images do not matter"
+    # other images do not matter
+    assert torch.equal(alone.samples[0], first.samples[1])
 
 
 # CLIP-based terms
-
-
-@pytest.fixture
-def loads(monkeypatch):
-    """Names of the networks that were loaded."""
-    original, names = backbone_module._load, []
-
-    def counted(options, device):
-        names.append(options.backbone)
-        return original(options, device)
-
-    monkeypatch.setattr(backbone_module, "_load", counted)
-    return names
 
 
 def clip_terms(student, **second):
@@ -188,15 +191,20 @@ def clip_terms(student, **second):
     return RewardConfig(terms=terms)
 
 
-def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(
-    loads, tmp_path, monkeypatch
+def backbones(reward):
+    return [
+        reward.rewards[name].backbone for name in ("l_clipscore", "ref_l_clipscore")
+    ]
+
+
+def test_terms_with_the_same_backbone_share_it_and_embed_an_image_once(
+    tmp_path, monkeypatch
 ):
     student = tiny_student(tmp_path / "student")
     options = {"prefix": "A photo depicts ", "precision": "fp32"}
     reward = build_reward(clip_terms(student, **options), [])
-    assert loads == [str(student)]
-    first = reward.rewards["l_clipscore"].backbone
-    assert first is reward.rewards["ref_l_clipscore"].backbone
+    first, second = backbones(reward)
+    assert first is second
     counted = Counted(first.encoder)
     monkeypatch.setattr(first, "encoder", counted)
     columns = {
@@ -208,33 +216,25 @@ def test_terms_with_the_same_backbone_load_it_once_and_embed_an_image_once(
     alone = RefLClipScore(student, prefix="A photo depicts ")
     expected = alone(None, ["a dog", "cats"], **columns)
     assert terms["ref_l_clipscore"] == pytest.approx(expected, abs=1e-6)
-    copy = pickle.loads(pickle.dumps(reward)).rewards
-    assert copy["l_clipscore"].backbone is copy["ref_l_clipscore"].backbone
+    first, second = backbones(pickle.loads(pickle.dumps(reward)))
+    assert first is second
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"precision": "bf16"},
-        {"truncate": False},
-        {"cache_images": 5},
-        {"backbone": "other"},
-    ],
-)
-def test_terms_that_ask_for_something_else_do_not_share(
-    loads, tmp_path, monkeypatch, other
-):
+@pytest.mark.parametrize("other", [{"cache_images": 5}, {"backbone": "other"}])
+def test_terms_that_ask_for_something_else_do_not_share(tmp_path, monkeypatch, other):
     monkeypatch.chdir(tmp_path)
     for name in ("student", "other"):
         tiny_student(tmp_path / name)
-    build_reward(clip_terms("student", **other), [])
-    assert len(loads) == 2
+    first, second = backbones(build_reward(clip_terms("student", **other), []))
+    assert first is not second
 
 
 def test_a_reweighted_mixture_is_the_same_but_for_its_weights():
-    mixed = MixedReward({"x": (build("rouge_l"), 1.0)}, "per_group", "char")
+    terms = {"x": (build("rouge_l"), 1.0)}
+    mixed = MixedReward(terms, "per_group", "char")
     other = mixed.with_weights({"x": 0.25})
-    assert (other.weights, other.rewards) == ({"x": 0.25}, mixed.rewards)
+    assert other.weights == {"x": 0.25}
+    assert other.rewards == mixed.rewards
     for name in ("normalize", "tokenizer", "columns"):
         assert getattr(other, name) == getattr(mixed, name)
 
@@ -257,15 +257,10 @@ def answered(answer):
 
 
 WRONG_SCORES = {
-    "a dict": {0.1: 1, 0.2: 2},
     "texts": ["0.1", "0.2"],
-    "a set": {0.1, 0.2},
     "a number": 0.5,
-    "nothing": None,
     "one score too many": [0.1, 0.2, 0.3],
     "a column of a tensor": torch.zeros(2, 1),
-    "a scalar tensor": torch.tensor(0.5),
-    "an array of texts": np.array(["0.1", "0.2"]),
     "a missing score": [0.1, None],
     "NaN": [0.1, math.nan],
     "a huge number": [0.1, 10**400],
@@ -280,16 +275,11 @@ def test_what_is_no_score_within_the_bounds_is_refused_with_the_term(answer):
         answered(answer)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [list, tuple, np.array, torch.tensor, lambda own: [torch.tensor(x) for x in own]],
-)
-def test_scores_are_a_list_a_tuple_an_array_or_a_tensor(make):
-    assert answered(make([0.5, 1.0])) == [0.5, 1.0]
-
-
-def test_rounding_may_pass_the_bounds():
-    assert answered([-1e-6, 1 + 1e-6]) == [-1e-6, 1 + 1e-6]
+@pytest.mark.parametrize("make", [tuple, np.array, torch.tensor])
+def test_scores_are_a_sequence_or_a_tensor_and_rounding_may_pass_the_bounds(make):
+    low, high = answered(make([-1e-6, 1 + 1e-6]))
+    assert low == pytest.approx(-1e-6)
+    assert high == pytest.approx(1 + 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +22,26 @@ from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import ARCHITECTURE, tiny_checkpoint
 from tests.encoders_for_tests import save_text_encoder
 from tests.hf_models_for_tests import save_model
-from tests.zoo.language_models import bert_tokenizer, tiny_regressor
+from tests.zoo.language_models import tiny_regressor
 
 REFUSED = (ValueError, *EXPECTED)
 IMAGE = "tests.encoders_for_tests:TinyImageEncoder"
 PAYLOAD = "open('ran', 'w').close()\n"
 WEIGHTS = "model.safetensors"
 TINY = LCLIPConfig(
-    embed_dim=8, image_size=16, patch_size=8, image_width=8, image_heads=2, image_blocks=1, vocab_size=16,
-    context_length=8, text_width=8, text_heads=2, text_blocks=1, embedding_rank=4,
-)  # fmt: skip
+    embed_dim=8,
+    image_size=16,
+    patch_size=8,
+    image_width=8,
+    image_heads=2,
+    image_blocks=1,
+    vocab_size=16,
+    context_length=8,
+    text_width=8,
+    text_heads=2,
+    text_blocks=1,
+    embedding_rank=4,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -68,8 +77,7 @@ def test_a_class_in_a_received_configuration_needs_the_user_s_word(name, tmp_pat
     shutil.rmtree(folder / "image_encoder", ignore_errors=True)
     with pytest.raises(ValueError, match=name):
         load_frozen_encoder(str(with_values(folder, image=name)))
-    captioner = tiny_captioner()
-    captioner.save_pretrained(captioner.policy, tmp_path / "captioner")
+    save_captioner(tmp_path / "captioner")
     with pytest.raises(REFUSED, match="captioner"):
         load_captioner(with_values(tmp_path / "captioner", model_type=name))
 
@@ -86,25 +94,11 @@ def test_code_beside_a_model_of_transformers_is_not_run(tmp_path):
 
 
 def test_the_tokenizer_of_an_open_clip_model_runs_no_code(tmp_path):
-    bert_tokenizer().save_pretrained(tmp_path)
-    vision = {
-        "layers": 1,
-        "width": 16,
-        "head_width": 8,
-        "image_size": 32,
-        "patch_size": 16,
-    }
-    text = {"context_length": 8, "vocab_size": 64, "width": 16, "heads": 2, "layers": 1}
-    text |= {"hf_tokenizer_name": "x", "tokenizer_kwargs": {"trust_remote_code": True}}
-    config = {
-        "embed_dim": 16,
-        "custom_text": True,
-        "vision_cfg": vision,
-        "text_cfg": text,
-    }
-    (tmp_path / "open_clip_config.json").write_text(
-        json.dumps({"model_cfg": config, "preprocess_cfg": {}})
-    )
+    options = {"trust_remote_code": True}
+    text = {"hf_tokenizer_name": "x", "tokenizer_kwargs": options}
+    config = {"embed_dim": 16, "vision_cfg": {}, "text_cfg": text}
+    content = {"model_cfg": config, "preprocess_cfg": {}}
+    (tmp_path / "open_clip_config.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match="trust_remote_code"):
         load_frozen_encoder(str(tmp_path))
 
@@ -116,25 +110,34 @@ def test_a_pickled_checkpoint_is_read_as_tensors_alone(tmp_path):
     assert load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tmp_path)).context_length
 
 
-SAVED: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
-    "scratch": (
-        lambda folder: tiny_captioner().save_pretrained(
-            tiny_captioner().policy, folder
-        ),
-        load_captioner,
-    ),
-    "blip": (lambda folder: save_model("blip", folder), load_captioner),
-    "student": (
-        lambda folder: LCLIP(TINY).save_pretrained(folder),
-        lambda folder: build_dual(str(folder), {}, {}, TINY.embed_dim),
-    ),
-}
+def save_captioner(folder: Path) -> None:
+    captioner = tiny_captioner()
+    captioner.save_pretrained(captioner.policy, folder)
 
 
-@pytest.mark.parametrize("kind", SAVED)
-def test_a_model_that_is_not_whole_is_refused(kind, tmp_path):
-    save, load = SAVED[kind]
-    whole, folder = tmp_path / "whole", tmp_path / "damaged"
+def save_blip(folder: Path) -> None:
+    save_model("blip", folder)
+
+
+def save_student(folder: Path) -> None:
+    LCLIP(TINY).save_pretrained(folder)
+
+
+def load_student(folder: Path) -> Any:
+    return build_dual(str(folder), {}, {}, TINY.embed_dim)
+
+
+@pytest.mark.parametrize(
+    ("save", "load"),
+    [
+        (save_captioner, load_captioner),
+        (save_blip, load_captioner),
+        (save_student, load_student),
+    ],
+)
+def test_a_model_that_is_not_whole_is_refused(save, load, tmp_path):
+    whole = tmp_path / "whole"
+    folder = tmp_path / "damaged"
     save(whole)
     load(whole)
     weights = load_file(whole / WEIGHTS)

@@ -6,17 +6,12 @@ Multimodal Dataset Curation", Findings of ACL 2024, section 2 and appendix A.
 """
 
 import json
-import math
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pandas import DataFrame, Index, Series, read_csv
+from pandas import DataFrame, Index, Series, read_csv, to_numeric
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
@@ -41,7 +36,7 @@ of the scores.
 
 def standardize(
     scores: ArrayLike,
-    lengths: Sequence[int],
+    lengths: ArrayLike,
     reading: str = "logit",
     margin: float = 1e-4,
 ) -> Floats:
@@ -68,18 +63,14 @@ def standardize(
         raise ValueError(
             f"a score is {wrong[0]}: only scores in [0, 1] are standardised"
         )
-    logits = logit(values.clip(margin, 1 - margin))
-    standardized = np.zeros(len(values))
-    for length in np.unique(lengths):
-        members = np.asarray(lengths) == length
-        spread = logits[members].std()
-        if spread > 1e-12:
-            standardized[members] = (logits[members] - logits[members].mean()) / spread
-    return expit(MEANS[reading] + standardized)
+    logits = Series(logit(values.clip(margin, 1 - margin)))
+    alike = logits.groupby(np.asarray(lengths))
+    spread = alike.transform("std", ddof=0)
+    distances = (logits - alike.transform("mean")) / spread.where(spread > 1e-12)
+    return expit(MEANS[reading] + distances.fillna(0.0).to_numpy())
 
 
-@dataclass(frozen=True)
-class Combination:
+class Combination(NamedTuple):
     """sigmoid(weights · scores + intercept), in (0, 1)."""
 
     weights: list[float]
@@ -87,9 +78,7 @@ class Combination:
 
     def __call__(self, scores: ArrayLike) -> Floats:
         """Combine scores [N, F] to [N]."""
-        return expit(
-            np.asarray(scores, np.float64) @ np.array(self.weights) + self.intercept
-        )
+        return expit(np.asarray(scores) @ np.array(self.weights) + self.intercept)
 
 
 def fit_combination(
@@ -104,16 +93,18 @@ def fit_combination(
     Raises:
         ValueError: the optimum was not found.
     """
-    features, signs = np.asarray(scores, np.float64), np.where(labels, 1.0, -1.0)
+    signs = np.where(labels, 1.0, -1.0)
+    features = np.column_stack([scores, np.ones(len(signs))])
+    penalties = np.append(np.full(features.shape[1] - 1, l2), 0.0)
 
-    def objective(values: Floats) -> tuple[float, Floats]:
-        weights = values[:-1]
-        margins = signs * (features @ weights + values[-1])
-        slopes = -signs * expit(-margins)
-        loss = np.logaddexp(0, -margins).sum() + l2 / 2 * weights @ weights
-        return loss, np.append(features.T @ slopes + l2 * weights, slopes.sum())
+    def objective(weights: Floats) -> tuple[float, Floats]:
+        margins = signs * (features @ weights)
+        loss = np.logaddexp(0, -margins).sum() + penalties @ weights**2 / 2
+        slopes = features.T @ (signs * expit(-margins))
+        return loss, penalties * weights - slopes
 
-    start, options = np.zeros(features.shape[1] + 1), {"ftol": 1e-14}
+    start = np.zeros(len(penalties))
+    options = {"ftol": 1e-14}
     result = minimize(objective, start, jac=True, method="L-BFGS-B", options=options)
     if not np.isfinite(result.x).all() or not result.success:
         raise ValueError(
@@ -139,39 +130,35 @@ def make_targets(config: ConcretenessConfig) -> str:
     """
     quiet_libraries()
     out = check_writable(config.out)
-    captions = list(
-        dict.fromkeys(caption for _, caption, _ in _captioned(config, "captions"))
-    )
-    rated = _ratings(config)
-    ratings = np.array(list(rated.values()))
-    labels = ratings > np.median(ratings) if rated else ratings
-    if rated and not labels.any():
+    captions = _read(config, "captions")["caption"].unique()
+    ratings = _ratings(config)
+    labels = ratings > ratings.median()
+    if config.ratings and not labels.any():
         raise ConfigError(
-            f"ratings: none of {len(rated)} ratings is above their median"
+            f"ratings: none of {len(ratings)} ratings is above their median"
         )
     scorers = build_judges(config.scorers, None, [], "scorers")
-    every = list(dict.fromkeys([*captions, *rated]))
+    every = list(dict.fromkeys([*captions, *ratings.index]))
     lengths = [len(caption.split()) for caption in every]
-    columns = {}
+    table = DataFrame(index=Index(every, name="caption"))
     for name, scorer in scorers.items():
-        scores = score_captions(scorer, f"scorers.{name}", None, every, {})
-        columns[name] = np.array(scores)
+        table[name] = score_captions(scorer, f"scorers.{name}", None, every, {})
         if config.standardize != "none":
             with naming(f"scorers.{name}"):
-                columns[name] = standardize(scores, lengths, config.standardize)
-    table = DataFrame(columns, index=Index(every, name="caption"))
+                table[name] = standardize(table[name], lengths, config.standardize)
     signatures = {name: scorer.signature for name, scorer in scorers.items()}
     summary: dict[str, Any] = {"signatures": signatures}
-    targets = {f"targets_{name}": table[name] for name in scorers}
-    if rated:
-        features = table.loc[list(rated)].to_numpy()
+    targets = {f"targets_{name}": table[name].rename("target") for name in scorers}
+    if config.ratings:
+        features = table.loc[ratings.index]
         with naming("ratings"):
             combination = fit_combination(features, labels, config.l2)
         right = (combination(features) > 0.5) == labels
         summary["weights"] = dict(zip(scorers, combination.weights, strict=True))
-        summary |= {"intercept": combination.intercept, "accuracy": float(right.mean())}
-        targets = {"targets": Series(combination(table.to_numpy()), table.index)}
-    targets = {name: own.to_frame("target") for name, own in targets.items()}
+        summary["intercept"] = combination.intercept
+        summary["accuracy"] = float(right.mean())
+        combined = Series(combination(table), table.index, name="target")
+        targets = {"targets": combined}
     for name, values in {"scores": table, **targets}.items():
         lines = values.loc[captions].reset_index().to_dict("records")
         write_json_lines(out / f"{name}.jsonl", lines)
@@ -180,41 +167,34 @@ def make_targets(config: ConcretenessConfig) -> str:
     return json.dumps(summary, indent=1)
 
 
-def _captioned(
-    config: ConcretenessConfig, key: Literal["captions", "ratings"]
-) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """``FILE, line N``, the caption with single spaces, and the item, of each line with a caption.
-
-    Lines are those of JSON or CSV, or of a text file.
+def _read(config: ConcretenessConfig, key: Literal["captions", "ratings"]) -> DataFrame:
+    """The lines of a file of JSON lines, CSV or text, with single spaces in ``caption``; blank
+    captions are left out.
     """
     path = Path(getattr(config, key))
     if not path.exists():
         raise DataError(f"{key} {path} does not exist{where_from(config.source)}")
-    lines: Iterable[tuple[str, Any]]
-    if path.suffix == ".csv":
-        with naming(str(path), (ValueError,), error=DataError):
-            table = read_csv(path, dtype=str, keep_default_na=False).to_dict("records")
-        lines = ((f"{path}, line {n}", row) for n, row in enumerate(table, start=2))
-    elif path.suffix == ".jsonl":
-        lines = ((where, item) for _, where, item in json_lines(path))
-    else:
-        lines = ((str(path), {"caption": text}) for text in read_utf8(path).split("\n"))
-    for where, item in lines:
-        with naming(where, (KeyError, TypeError, AttributeError), error=DataError):
-            caption = single_spaced(item["caption"])
-        if caption:
-            yield where, caption, item
+    wrong = ValueError, KeyError, TypeError, AttributeError
+    with naming(str(path), wrong, error=DataError, kept=(DataError,)):
+        if path.suffix == ".csv":
+            table = read_csv(path, dtype=str, keep_default_na=False)
+        elif path.suffix == ".jsonl":
+            table = DataFrame([line for *_, line in json_lines(path)])
+        else:
+            table = DataFrame({"caption": read_utf8(path).split("\n")})
+        table["caption"] = table["caption"].map(single_spaced)
+    return table[table["caption"] != ""]
 
 
-def _ratings(config: ConcretenessConfig) -> dict[str, float]:
+def _ratings(config: ConcretenessConfig) -> Series:
     """Caption -> the mean of its ratings; ``concreteness_annotation`` in the authors' file."""
-    ratings_of: dict[str, list[float]] = defaultdict(list)
-    for where, caption, item in _captioned(config, "ratings") if config.ratings else ():
-        with naming(f"{where}: rating", (TypeError, ValueError), error=DataError):
-            rating = float(item.get("rating", item.get("concreteness_annotation")))  # type: ignore[arg-type]
-        if not math.isfinite(rating):
-            raise DataError(
-                f"{where}: the rating is {rating}: expected a finite number"
-            )
-        ratings_of[caption].append(rating)
-    return {caption: fmean(ratings) for caption, ratings in ratings_of.items()}
+    if config.ratings is None:
+        return Series(dtype=float)
+    table = _read(config, "ratings")
+    key = "rating" if "rating" in table else "concreteness_annotation"
+    with naming(f"{config.ratings}: rating", (KeyError, ValueError), error=DataError):
+        ratings = to_numeric(table[key])
+    odd = table["caption"][~np.isfinite(ratings)]
+    if len(odd):
+        raise DataError(f"{config.ratings}: no rating of {odd.iloc[0]!r:.80}")
+    return ratings.groupby(table["caption"], sort=False).mean()

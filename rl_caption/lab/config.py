@@ -24,6 +24,9 @@ from rl_caption.config.schema import (
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Probability, Section, Seed
 
+Measure = Literal["characters", "words", "actions", "complexity"]
+"""Of a caption (docs/curation.md)."""
+
 
 class ConcretenessConfig(TrustConfig):
     """``concreteness``: scores of captions, their combination, and targets for a student
@@ -126,7 +129,9 @@ class CurateConfig(PartsConfig):
     not curated are kept unchanged.
     """
 
-    rules: dict[str, list[float | None]] = {}
+    rules: dict[
+        Measure, Annotated[list[float | None], Field(min_length=2, max_length=2)]
+    ] = {}
     """``[min, max]`` for each measure of a caption, either of them null (docs/curation.md lists the
     measures).
     """

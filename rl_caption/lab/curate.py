@@ -1,9 +1,7 @@
 """The curation program: measures and scores the captions of a data set, and keeps the best."""
 
-import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,8 @@ from rewards.text.detail_units import default_tagger, word_class
 from rewards.text.tokenize import tokenize
 from rl_caption.data.base import DataError, Row, load_image, with_references
 from rl_caption.data.checks import in_parallel
-from rl_caption.evaluation.results import markdown
+from rl_caption.data.plain_files import hash_text
+from rl_caption.evaluation.results import LEFT_OUT, markdown
 from rl_caption.lab.config import CurateConfig, Selection
 from rl_caption.lab.parts import Columns, Report, Rows, add_columns
 from rl_caption.monitoring.config import JudgeConfig
@@ -28,23 +27,8 @@ Steps = dict[str, DataFrame]
 """Name of a step of the selection -> the captions that are left after it."""
 UNREADABLE = "image cannot be read"
 """Reason of captions whose image cannot be decoded."""
-AUXILIARIES = frozenset(
-    [
-        "is",
-        "are",
-        "was",
-        "were",
-        "be",
-        "been",
-        "being",
-        "am",
-        "has",
-        "have",
-        "had",
-        "do",
-        "does",
-    ]
-)
+_AUXILIARIES = "is are was were be been being am has have had do does"
+AUXILIARIES = frozenset(_AUXILIARIES.split())
 
 
 def curate(config: CurateConfig) -> str:
@@ -56,16 +40,9 @@ def curate(config: CurateConfig) -> str:
         DataError: a file, a row or an image cannot be read.
         RewardError: a score failed.
     """
-    for name, limits in config.rules.items():
-        if name not in MEASURES or len(limits) != 2:
-            expected = f"expected [least, most] of one of {', '.join(MEASURES)}"
-            raise ConfigError(f"rules.{name} is {limits}: {expected}")
     for step in config.select:
-        both = step.top is not None and step.bottom is not None
-        if both or step.score not in {"random", *config.scores}:
-            names = ", ".join(config.scores)
-            expected = f"one of top and bottom, and a score among {names}"
-            raise ConfigError(f"select has {step}: expected {expected}")
+        if step.score not in {"random", *config.scores}:
+            raise ConfigError(f"select: {step.score!r} is not one of scores")
     scores = {}
     for name, judge in config.scores.items():
         reward = judge.target or name
@@ -83,16 +60,17 @@ def curate(config: CurateConfig) -> str:
         return measure_rows(config, [row for _, row in batch], rewards)
 
     def report(made: list[Any]) -> Report:
-        steps = select(config, [one for *_, new in made for one in new["captions"]])
-        left = set(steps[next(reversed(steps))].index)
-        places = itertools.count()
+        captions = [one for *_, new in made for one in new["captions"]]
+        steps = select(config, captions)
+        *_, left = steps.values()
+        is_left = iter(np.isin(range(len(captions)), left.index))
         kept = []
         for split, row, _ in made:
-            numbers = range(len(row["references"]))
-            indices = [number for number in numbers if next(places) in left]
-            if indices:
-                kept.append((split, with_references(row, indices), dict[str, Any]()))
-        return Report(_table(steps, rewards), [], kept)
+            flags = list(itertools.islice(is_left, len(row["references"])))
+            if any(flags):
+                chosen = np.flatnonzero(flags).tolist()
+                kept.append((split, with_references(row, chosen), dict[str, Any]()))
+        return Report(_table(steps, list(rewards)), [], kept)
 
     return add_columns(config, "kept", made_by, columns, report, ids_differ=False)
 
@@ -115,20 +93,23 @@ def measure_rows(
             f"{count}: {unreadable[0]} (data.on_bad: skip drops their captions)"
         )
     columns: list[Columns] = []
-    scored: list[tuple[Row, str, dict[str, Any]]] = []
+    scored: list[dict[str, Any]] = []
+    inputs: dict[str, list[Any]] = {"image": [], "image_id": []}
+    texts = []
     for row, error in zip(rows, errors, strict=True):
-        columns.append({"captions": []})
+        measured = []
         for caption in row["references"]:
             reason = UNREADABLE if error else _broken_rule(config, caption)
-            one: dict[str, Any] = {"reason": reason, "key": _key(config, row, caption)}
-            columns[-1]["captions"].append(one)
+            measured.append({"reason": reason, "key": _key(config, row, caption)})
             if reason is None:
-                scored.append((row, caption, one))
-    texts = [caption for _, caption, _ in scored]
-    inputs = {key: [row[key] for row, *_ in scored] for key in ("image", "image_id")}  # type: ignore[literal-required]
+                scored.append(measured[-1])
+                texts.append(caption)
+                inputs["image"].append(row["image"])
+                inputs["image_id"].append(row["image_id"])
+        columns.append({"captions": measured})
     for name, reward in rewards.items() if scored else ():
         values = score_captions(reward, f"scores.{name}", None, texts, inputs)
-        for (*_, one), value in zip(scored, values, strict=True):
+        for one, value in zip(scored, values, strict=True):
             one[name] = value
     return columns
 
@@ -144,20 +125,21 @@ def _error_of(row: Row) -> str:
 
 def _broken_rule(config: CurateConfig, caption: str) -> str | None:
     for name, (least, most) in config.rules.items():
-        low, high = (-np.inf if least is None else least), most
-        if not low <= MEASURES[name](caption) <= (np.inf if high is None else high):
+        measure = MEASURES[name](caption)
+        too_low = least is not None and measure < least
+        if too_low or (most is not None and measure > most):
             return name
     return None
 
 
-def _key(config: CurateConfig, row: Row, caption: str) -> str:
+def _key(config: CurateConfig, row: Row, caption: str) -> int:
     if config.duplicates is None:
-        return ""
+        return 0
     text = " ".join(tokenize(caption))
     if config.duplicates == "pair":
         image = row["image"]
         text += f"\n{image if isinstance(image, str | Path) else image_identity(image)}"
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    return hash_text(text)
 
 
 def select(config: CurateConfig, captions: list[dict[str, Any]]) -> Steps:
@@ -183,24 +165,28 @@ def selected(step: Selection, table: DataFrame) -> DataFrame:
     low = -np.inf if step.min is None else step.min
     high = np.inf if step.max is None else step.max
     kept = table[table[step.score].between(low, high)]
-    count = step.bottom if step.top is None else step.top
-    if count is None:
-        return kept
-    # The decimal fraction as written: in binary, 0.29 * 100 is 28.999...
-    number = int(Fraction(str(count)) * len(kept) if count < 1 else count)
-    rising = step.top is None
-    ranked = kept.sort_values(step.score, ascending=rising, kind="stable")
-    return ranked.head(number).sort_index()
+    if step.top is not None:
+        kept = kept.nlargest(_number(step.top, kept), step.score)
+    if step.bottom is not None:
+        kept = kept.nsmallest(_number(step.bottom, kept), step.score)
+    return kept.sort_index()
 
 
-def _table(steps: Steps, scores: Iterable[str]) -> str:
+def _number(count: float, table: DataFrame) -> int:
+    """A number of captions; below 1, ``count`` is their fraction."""
+    # Rounded, because 0.29 * 100 is 28.999999999999996.
+    return int(count if count >= 1 else round(count * len(table), 6))
+
+
+def _table(steps: Steps, scores: list[str]) -> str:
     """A Markdown table: the number of captions after each step, and their mean scores."""
     lines = []
     before = len(steps["captions"])
     for name, left in steps.items():
-        means = [left[score].astype(float).mean() for score in scores]
-        cells = ["–" if np.isnan(mean) else f"{mean:.4f}" for mean in means]
-        lines.append([name, f"{before - len(left):,}", f"{len(left):,}", *cells])
+        means = left[scores].astype(float).mean().map("{:.4f}".format)
+        dropped = f"{before - len(left):,}"
+        cells = means.replace("nan", LEFT_OUT)
+        lines.append([name, dropped, f"{len(left):,}", *cells])
         before = len(left)
     headings = [f"mean {score}" for score in scores]
     return markdown(["step", "dropped", "left", *headings], lines)

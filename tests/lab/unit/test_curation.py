@@ -157,13 +157,10 @@ def test_what_goes_with_a_dropped_caption_is_dropped_with_it(tmp_path):
 
 def test_wrong_settings_are_named(tmp_path):
     path = write(tmp_path)
-    for changed, message in (
-        ({"rules": {"word": [1, 2]}}, "rules.word is"),
-        ({"select": [Selection(score="clip", top=1)]}, "select"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            curate(options(path, tmp_path / "out", **changed))
-        assert not (tmp_path / "out").exists()
+    select = [Selection(score="clip", top=1)]
+    with pytest.raises(ConfigError, match="select.*'clip'"):
+        curate(options(path, tmp_path / "out", select=select))
+    assert not (tmp_path / "out").exists()
 
 
 def test_images_that_cannot_be_read(tmp_path, monkeypatch):

@@ -11,17 +11,26 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from rewards.base import naming
 from rewards.files import atomic_write, remove_leftovers
 from rl_caption.data.base import DataError, Row, load_image
 from rl_caption.data.files import write_json, write_json_lines, write_text
-from rl_caption.data.fingerprint import changes, fingerprint
+from rl_caption.data.fingerprint import TIMES, fingerprint
 from rl_caption.data.formats import build_data
 from rl_caption.data.plain_files import json_lines, progress, read_json
 from rl_caption.evaluation.metrics import check_one_row_each
 from rl_caption.lab.config import PartsConfig
 from rl_caption.runtime.errors import ConfigError
 
-TEXTS = ("prompt", "long_reference", "positive_captions", "negatives", "questions")
+COPIED = (
+    "image_id",
+    "references",
+    "prompt",
+    "long_reference",
+    "positive_captions",
+    "negatives",
+    "questions",
+)
 """Columns that are copied where a row has them; so is ``positive_images``."""
 SETTINGS = "parts.json"
 """File of the settings that made the parts in a folder."""
@@ -84,8 +93,7 @@ def add_columns(
     out, size = Path(config.out), config.part_rows
     batches = [rows[start : start + size] for start in range(0, len(rows), size)]
     files = [out / "parts" / f"{number:06d}.jsonl" for number in range(len(batches))]
-    settings = {"rows": len(rows), "part_rows": size, "data": fingerprint(splits)}
-    _check_settings(out, settings | dict(made_by))
+    _check_settings(out, {"part_rows": size, **fingerprint(splits), **made_by})
     first, step = map(int, (config.worker or "0/1").split("/"))
     own_parts = range(first, len(files), step)
     missing = [number for number in own_parts if not files[number].exists()]
@@ -96,13 +104,9 @@ def add_columns(
         return f"{len(missing)} parts made, {there} were there; {len(files)} in all"
     made = []
     for file, batch in zip(files, batches, strict=True):
-        lines = [line for _, _, line in json_lines(file)]
-        if len(lines) != len(batch):
-            raise DataError(
-                f"{file} lacks rows: delete it and run again to recreate it"
-            )
-        for (split, row), line in zip(batch, lines, strict=True):
-            made.append((split, row, line))
+        with naming(f"{file} lacks rows: delete it and run again", error=DataError):
+            for (split, row), (*_, new) in zip(batch, json_lines(file), strict=True):
+                made.append((split, row, new))
     found = report(made)
     written = [_line(split, row, out) | dict(new) for split, row, new in found.rows]
     for split in data.splits:
@@ -122,19 +126,21 @@ def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
     image: Any = row["image"]
     if not isinstance(image, str | Path):
         image = out / "images" / file_name(split) / f"{file_name(row['image_id'])}.png"
-        if not image.exists():
-            with atomic_write(image) as file:
-                load_image(row["image"]).save(file, "PNG")
-    line: dict[str, Any] = {
-        "image_id": row["image_id"],
-        "image": os.path.abspath(image),
-    }
-    line |= {"references": row["references"], "split": split}
-    line |= {key: row[key] for key in TEXTS if key in row}  # type: ignore[literal-required]
+        write_image(image, row["image"])
+    line = {key: row[key] for key in COPIED if key in row}  # type: ignore[literal-required]
+    line |= {"split": split, "image": os.path.abspath(image)}
     files: Any = row.get("positive_images", [])
     if files and all(isinstance(file, str | Path) for file in files):
-        line["positive_images"] = [os.path.abspath(file) for file in files]
+        line["positive_images"] = list(map(os.path.abspath, files))
     return line
+
+
+def write_image(file: Path, image: Any) -> None:
+    """Write an image as PNG unless the file is there."""
+    if not file.exists():
+        opened = load_image(image)
+        with atomic_write(file) as written:
+            opened.save(written, "PNG")
 
 
 def file_name(text: str) -> str:
@@ -151,22 +157,23 @@ def file_name(text: str) -> str:
 def _check_settings(out: Path, settings: Mapping[str, Any]) -> None:
     """Record the settings in ``out``; ``ConfigError`` where files in it were made by others.
 
-    Of ``data`` among them, a ``fingerprint``, times of files may differ.
+    Times of files may differ.
     """
     record = out / SETTINGS
-    made = (path for path in out.rglob("*") if path.is_file() and path != record)
-    if record.exists() and any(made):
+    kept = {name: settings[name] for name in settings if not name.endswith(TIMES)}
+    if record.exists() and any(
+        path.is_file() and path != record for path in out.rglob("*")
+    ):
         stored = read_json(record, ConfigError)
-        changed, _ = changes(stored["data"], settings["data"])
-        for name in settings.keys() - {"data"}:
-            if stored.get(name) != settings[name]:
-                changed.append(
-                    f"{name} was {stored.get(name)!r}, is now {settings[name]!r}"
-                )
+        changed = []
+        for name in kept:
+            if stored.get(name) != kept[name]:
+                told = f"{name} was {stored.get(name)!r}, is now {kept[name]!r}"
+                changed.append(told)
         if changed:
             raise ConfigError(
                 f"{out} has parts that were written with other settings or from other data: "
                 f"{'; '.join(changed)}; name another out"
             )
-    write_json(record, settings)
+    write_json(record, kept)
     remove_leftovers(out / "parts")

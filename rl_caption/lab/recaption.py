@@ -6,9 +6,9 @@ false captions of the references.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,8 @@ from typing import Any
 import numpy as np
 
 from rewards.devices import chunks
-from rewards.files import atomic_write
 from rewards.text.tokenize import tokenize
-from rl_caption.data.base import DataError, load_image
+from rl_caption.data.base import DataError
 from rl_caption.data.plain_files import single_spaced
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import (
@@ -33,6 +32,7 @@ from rl_caption.lab.parts import (
     Rows,
     add_columns,
     file_name,
+    write_image,
 )
 from rl_caption.lab.recaptioners import TARGETS, answers_of
 from rl_caption.lab.visual_bottleneck import TextToImage, load_text_to_image
@@ -52,16 +52,18 @@ def recaption(config: RecaptionConfig) -> str:
     recaptioner = load_writer(config.recaptioner, "recaptioner")
 
     def columns(batch: Rows) -> list[Columns]:
-        written = captions_of(recaptioner, batch)
-        if any(len(captions) > 1 for captions in written):
-            raise DataError(
-                f"{recaptioner.signature} wrote several captions of one image"
-            )
-        return [{"long_reference": caption} for (caption,) in written]
+        new: list[Columns] = []
+        for captions in captions_of(recaptioner, batch):
+            if len(captions) > 1:
+                raise DataError(
+                    f"{recaptioner.signature} wrote several captions of one image"
+                )
+            new.append({"long_reference": captions[0]})
+        return new
 
-    report = partial(_report, {"before": "references", "after": "long_reference"})
+    shown = {"before": "references", "after": "long_reference"}
     made_by = {"recaptioner": recaptioner.signature}
-    return add_columns(config, "captions", made_by, columns, report)
+    return add_columns(config, "captions", made_by, columns, partial(_report, shown))
 
 
 def make_positives(config: PositivesConfig) -> str:
@@ -73,31 +75,26 @@ def make_positives(config: PositivesConfig) -> str:
         ConfigError: what makes them cannot be loaded, or ``out`` has parts of other settings.
         DataError: the data cannot be read, or too few captions or images were made.
     """
-    captioner = painter = None
-    made_by: dict[str, str | None] = {"captions": None, "images": None}
+    makers: dict[str, Callable[[Rows], Sequence[Any]]] = {}
+    made_by = {}
     if config.captions.target is not None:
         captioner = load_writer(config.captions, "captions")
+        makers["positive_captions"] = partial(captions_of, captioner)
         made_by["captions"] = captioner.signature
     if config.images.target is not None:
         with config_errors("images"):
             painter = load_text_to_image(config.images.target, config.images.kwargs)
-        made_by["images"] = (
-            f"{painter.signature} of {config.images.captions} references"
-        )
+        makers["positive_images"] = partial(_images, painter, config)
+        of = f"{config.images.captions} references"
+        made_by["images"] = f"{painter.signature} of {of}"
 
-    def columns(batch: Rows) -> list[dict[str, Any]]:
-        new: list[dict[str, Any]] = [{} for _ in batch]
-        if captioner is not None:
-            for line, texts in zip(new, captions_of(captioner, batch), strict=True):
-                line["positive_captions"] = texts
-        if painter is not None:
-            for line, files in zip(new, _images(painter, batch, config), strict=True):
-                line["positive_images"] = files
-        return new
+    def columns(batch: Rows) -> list[Columns]:
+        made = {name: make(batch) for name, make in makers.items()}
+        places = range(len(batch))
+        return [{name: new[n] for name, new in made.items()} for n in places]
 
-    texts = "references", "positive_captions", "positive_images"
-    report = partial(_report, dict(zip(texts, texts, strict=True)))
-    return add_columns(config, "positives", made_by, columns, report)
+    shown = {name: name for name in ("references", *makers)}
+    return add_columns(config, "positives", made_by, columns, partial(_report, shown))
 
 
 def write_negatives(config: WriteNegativesConfig) -> str:
@@ -121,17 +118,19 @@ def write_negatives(config: WriteNegativesConfig) -> str:
         for _, row in batch:
             true = {single_spaced(text).lower() for text in row["references"]}
             negatives = []
-            for _ in row["references"]:
-                texts = dict.fromkeys(map(single_spaced, next(answers)))
-                negatives.append(
-                    [text for text in texts if text and text.lower() not in true]
-                )
+            for texts in islice(answers, len(row["references"])):
+                unlike = [
+                    text
+                    for text in map(single_spaced, texts)
+                    if text.lower() not in true | {""}
+                ]
+                negatives.append(list(dict.fromkeys(unlike)))
             new.append({"negatives": negatives})
         return new
 
-    report = partial(_report, {"references": "references", "negatives": "negatives"})
+    shown = {name: name for name in ("references", "negatives")}
     made_by = {"writer": writer.signature}
-    return add_columns(config, "negatives", made_by, columns, report)
+    return add_columns(config, "negatives", made_by, columns, partial(_report, shown))
 
 
 def _report(columns: Mapping[str, str], made: list[Any]) -> Report:
@@ -140,11 +139,14 @@ def _report(columns: Mapping[str, str], made: list[Any]) -> Report:
     """
     lines = []
     for heading, key in columns.items():
-        texts = [text for _, row, new in made for text in _texts((row | new).get(key))]
-        words = list(map(tokenize, texts))
-        mean = np.mean(list(map(len, words))) if words else 0
+        words = [
+            tokenize(text)
+            for _, row, new in made
+            for text in _texts((row | new).get(key))
+        ]
+        mean = np.mean(list(map(len, words or [[]])))
         different = len(set(chain.from_iterable(words)))
-        lines.append([heading, f"{len(texts):,}", f"{mean:.1f}", f"{different:,}"])
+        lines.append([heading, f"{len(words):,}", f"{mean:.1f}", f"{different:,}"])
     head = ["captions", "number", "words, mean", "different words"]
     return Report(markdown(head, lines), [], made)
 
@@ -157,28 +159,25 @@ def _texts(value: Any) -> list[str]:
 
 
 def _images(
-    painter: TextToImage, rows: Rows, config: PositivesConfig
+    painter: TextToImage, config: PositivesConfig, rows: Rows
 ) -> list[list[str]]:
     """The image files for the captions of each row; those that do not exist are made."""
     folder = Path(config.out) / "positive_images"
     number = 1 if config.images.captions == "first" else None
     files: list[list[str]] = []
-    missing: list[tuple[Path, str]] = []
+    missing: dict[Path, str] = {}
     for split, row in rows:
         files.append([])
         for index, caption in enumerate(row["references"][:number]):
-            file = (
-                folder / file_name(split) / f"{file_name(row['image_id'])}_{index}.png"
-            )
+            name = f"{file_name(row['image_id'])}_{index}.png"
+            file = folder / file_name(split) / name
             files[-1].append(os.path.abspath(file))
             if not file.exists():
-                missing.append((file, caption))
-    for batch in chunks(missing, config.images.batch_size, "images of captions"):
-        images = answers_of(painter, [caption for _, caption in batch], Any)
-        for (file, _), image in zip(batch, images, strict=True):
-            opened = load_image(image)
-            with atomic_write(file) as written:
-                opened.save(written, "PNG")
+                missing[file] = caption
+    for batch in chunks([*missing], config.images.batch_size, "images of captions"):
+        images = answers_of(painter, [missing[file] for file in batch], Any)
+        for file, image in zip(batch, images, strict=True):
+            write_image(file, image)
     return files
 
 

@@ -56,20 +56,19 @@ def curate(config: CurateConfig) -> str:
         "on_bad": config.data.on_bad,
     }
 
-    def columns(batch: Rows) -> list[Columns]:
-        return measure_rows(config, [row for _, row in batch], rewards)
+    def columns(split: str, rows: Sequence[Row]) -> Columns:
+        return {"captions": measure_rows(config, rows, rewards)}
 
-    def report(made: list[Any]) -> Report:
-        captions = [one for *_, new in made for one in new["captions"]]
+    def report(rows: Rows) -> Report:
+        captions = [one for row in rows for one in row["captions"]]
         steps = select(config, captions)
         *_, left = steps.values()
         is_left = iter(np.isin(range(len(captions)), left.index))
         kept = []
-        for split, row, _ in made:
-            flags = list(itertools.islice(is_left, len(row["references"])))
+        for row in rows:
+            flags = list(itertools.islice(is_left, len(row["captions"])))
             if any(flags):
-                chosen = np.flatnonzero(flags).tolist()
-                kept.append((split, with_references(row, chosen), dict[str, Any]()))
+                kept.append(with_references(row, np.flatnonzero(flags).tolist()))
         return Report(_table(steps, list(rewards)), [], kept)
 
     return add_columns(config, "kept", made_by, columns, report, ids_differ=False)
@@ -77,7 +76,7 @@ def curate(config: CurateConfig) -> str:
 
 def measure_rows(
     config: CurateConfig, rows: Sequence[Row], rewards: Mapping[str, Reward]
-) -> list[Columns]:
+) -> list[list[dict[str, Any]]]:
     """The column ``captions`` of each row: of each caption the ``reason``, the first rule that it
     breaks, ``UNREADABLE`` or None; the ``key``, which is equal for duplicates; and its scores by
     name, where it has no reason.
@@ -92,12 +91,12 @@ def measure_rows(
         raise DataError(
             f"{count}: {unreadable[0]} (data.on_bad: skip drops their captions)"
         )
-    columns: list[Columns] = []
+    column = []
     scored: list[dict[str, Any]] = []
     inputs: dict[str, list[Any]] = {"image": [], "image_id": []}
     texts = []
     for row, error in zip(rows, errors, strict=True):
-        measured = []
+        measured: list[dict[str, Any]] = []
         for caption in row["references"]:
             reason = UNREADABLE if error else _broken_rule(config, caption)
             measured.append({"reason": reason, "key": _key(config, row, caption)})
@@ -106,12 +105,12 @@ def measure_rows(
                 texts.append(caption)
                 inputs["image"].append(row["image"])
                 inputs["image_id"].append(row["image_id"])
-        columns.append({"captions": measured})
+        column.append(measured)
     for name, reward in rewards.items() if scored else ():
         values = score_captions(reward, f"scores.{name}", None, texts, inputs)
         for one, value in zip(scored, values, strict=True):
             one[name] = value
-    return columns
+    return column
 
 
 def _error_of(row: Row) -> str:

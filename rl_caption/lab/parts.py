@@ -25,19 +25,21 @@ from rl_caption.runtime.errors import ConfigError
 COPIED = (
     "image_id",
     "references",
+    "split",
     "prompt",
     "long_reference",
     "positive_captions",
     "negatives",
     "questions",
+    "refused",
 )
-"""Columns that are copied where a row has them; so is ``positive_images``."""
+"""Columns that are written where a row has them; so are ``image`` and ``positive_images``."""
 SETTINGS = "parts.json"
 """File of the settings that made the parts in a folder."""
-Rows = Sequence[tuple[str, Row]]
-"""Rows, each with the name of its split."""
-Columns = Mapping[str, Any]
-"""New columns of a row."""
+Columns = Mapping[str, Sequence[Any]]
+"""New columns of some rows."""
+Rows = list[dict[str, Any]]
+"""Rows with their new columns and their ``split``."""
 
 
 class Report(NamedTuple):
@@ -45,16 +47,15 @@ class Report(NamedTuple):
 
     table: str
     notes: Sequence[str]
-    rows: Sequence[tuple[str, Row, Columns]]
-    """Rows with their split and their new columns."""
+    rows: Rows
 
 
 def add_columns(
     config: PartsConfig,
     name: str,
     made_by: Mapping[str, Any],
-    columns: Callable[[Rows], Sequence[Columns]],
-    report: Callable[[list[tuple[str, Row, Columns]]], Report],
+    columns: Callable[[str, Sequence[Row]], Columns],
+    report: Callable[[Rows], Report],
     ids_differ: bool = True,
 ) -> str:
     """Make the missing parts, and write ``NAME.jsonl`` and ``report.md`` when all are there; return
@@ -68,8 +69,8 @@ def add_columns(
         config: the program's configuration.
         name: of the file.
         made_by: what the new columns depend on, beside the data; told in ``report.md``.
-        columns: makes the new columns of each of some rows.
-        report: what is written, of all rows with their split and their new columns.
+        columns: makes the new columns of some rows of a split.
+        report: what is written of all rows with their new columns.
         ids_differ: whether files or captions go by image ids, as they do where images are in
             memory.
 
@@ -85,54 +86,59 @@ def add_columns(
             check_one_row_each(own, f"split {split!r}")
     names = dict.fromkeys(config.splits or data.splits)
     splits = {split: list(data.split(split)) for split in names}
-    rows = [(split, row) for split, own in splits.items() for row in own]
-    if any(isinstance(row.get("image"), list | tuple) for _, row in rows):
-        raise ConfigError(
-            f"images of {data.source} are videos: expected one image each"
-        )
     out, size = Path(config.out), config.part_rows
-    batches = [rows[start : start + size] for start in range(0, len(rows), size)]
-    files = [out / "parts" / f"{number:06d}.jsonl" for number in range(len(batches))]
+    parts = []
+    for split, own in splits.items():
+        if any(isinstance(row.get("image"), list | tuple) for row in own):
+            raise ConfigError(
+                f"images of {data.source} are videos: expected one image each"
+            )
+        parts += [(split, own[at : at + size]) for at in range(0, len(own), size)]
+    files = [out / "parts" / f"{number:06d}.jsonl" for number in range(len(parts))]
     _check_settings(out, {"part_rows": size, **fingerprint(splits), **made_by})
     first, step = map(int, (config.worker or "0/1").split("/"))
     own_parts = range(first, len(files), step)
     missing = [number for number in own_parts if not files[number].exists()]
     for number in progress(missing, name, "part"):
-        write_json_lines(files[number], columns(batches[number]))
+        split, own = parts[number]
+        new = columns(split, own)
+        places = range(len(own))
+        lines = [{key: new[key][place] for key in new} for place in places]
+        write_json_lines(files[number], lines)
     if config.worker is not None:
         there = len(own_parts) - len(missing)
         return f"{len(missing)} parts made, {there} were there; {len(files)} in all"
     made = []
-    for file, batch in zip(files, batches, strict=True):
+    for file, (split, own) in zip(files, parts, strict=True):
         with naming(f"{file} lacks rows: delete it and run again", error=DataError):
-            for (split, row), (*_, new) in zip(batch, json_lines(file), strict=True):
-                made.append((split, row, new))
+            for row, (*_, line) in zip(own, json_lines(file), strict=True):
+                made.append({**row, **line, "split": split})
     found = report(made)
-    written = [_line(split, row, out) | dict(new) for split, row, new in found.rows]
-    for split in data.splits:
-        if split not in splits:
-            written += [_line(split, row, out) for row in data.split(split)]
+    rows = list(found.rows)
+    for split in data.keys() - splits.keys():
+        rows += [{**row, "split": split} for row in data.split(split)]
+    written = [_line(row, out) for row in rows]
     write_json_lines(out / f"{name}.jsonl", written)
     count = f"{name}.jsonl: {len(written):,} rows"
     made_of = [f"{key}: {value}" for key, value in made_by.items() if value]
     notes = [f"- {note}" for note in (*made_of, *found.notes, count)]
-    lines = [f"# {name.capitalize()}", "", found.table, "", *notes, ""]
-    write_text(out / "report.md", "\n".join(lines))
+    blocks = [f"# {name.capitalize()}", "", found.table, "", *notes, ""]
+    write_text(out / "report.md", "\n".join(blocks))
     return f"{found.table}\n\nwrote {out}/{count}, and report.md"
 
 
-def _line(split: str, row: Row, out: Path) -> dict[str, Any]:
+def _line(row: dict[str, Any], out: Path) -> dict[str, Any]:
     """A row as ``data.format: jsonl`` reads it; its image is written to a file if it is none."""
-    image: Any = row["image"]
+    image = row["image"]
     if not isinstance(image, str | Path):
-        image = out / "images" / file_name(split) / f"{file_name(row['image_id'])}.png"
+        folder = out / "images" / file_name(row["split"])
+        image = folder / f"{file_name(row['image_id'])}.png"
         write_image(image, row["image"])
-    line = {key: row[key] for key in COPIED if key in row}  # type: ignore[literal-required]
-    line |= {"split": split, "image": os.path.abspath(image)}
-    files: Any = row.get("positive_images", [])
+    line = {key: row[key] for key in COPIED if key in row}
+    files = row.get("positive_images", [])
     if files and all(isinstance(file, str | Path) for file in files):
         line["positive_images"] = list(map(os.path.abspath, files))
-    return line
+    return line | {"image": os.path.abspath(image)}
 
 
 def write_image(file: Path, image: Any) -> None:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from rewards.base import RewardError
@@ -71,34 +72,36 @@ def write_questions(config: QuestionsConfig) -> str:
         with config_errors("reader"):
             reader = build_model("questions", **config.reader.model_dump())
 
-    def columns(batch: Rows) -> list[Columns]:
+    def columns(split: str, rows: Sequence[Row]) -> Columns:
         prompts = []
-        for split, row in batch:
+        for row in rows:
             where = f"{split} image {row['image_id']!r}"
-            told = "\n".join(f"- {single_spaced(text)}" for text in _descriptions(row))
+            told = _descriptions(row)
             if not told:
                 raise DataError(f"{where} has no references")
             text = PROMPT.format(count=config.count, descriptions=told)
             prompts.append(Question(text, (), where))
-        written = []
+        questions, refused = [], []
         for answer in writer.write(prompts, config.max_new_tokens):
-            questions, unreadable = read_questions(config.count, answer)
-            if not questions:
+            read, unreadable = read_questions(config.count, answer)
+            if not read:
                 logger.warning("no question can be read: %.200r", answer)
-            written.append((questions, Counter(unreadable=unreadable)))
-        return _filter(reader, config.seed, batch, written)
+            questions.append(read)
+            refused.append(Counter(unreadable=unreadable))
+        kept = _filter(reader, config.seed, split, rows, questions, refused)
+        return {"questions": kept, "refused": refused}
 
-    def report(made: list[Any]) -> Report:
-        kept = [line for line in made if line[2]["questions"]]
-        counts = {"kept": sum(len(new["questions"]) for *_, new in made)}
+    def report(rows: Rows) -> Report:
+        kept = [row for row in rows if row["questions"]]
+        counts = {"kept": sum(len(row["questions"]) for row in kept)}
         for reason, text in REFUSALS.items():
-            counts[text] = sum(new["refused"].get(reason, 0) for *_, new in made)
+            counts[text] = sum(row["refused"].get(reason, 0) for row in rows)
         if not kept:
             raise DataError(
                 f"{config.out}/questions.jsonl would have no rows: {counts}"
             )
-        bare = len(made) - len(kept)
-        notes = [f"{bare:,} of {len(made):,} images have no question and are left out"]
+        bare = len(rows) - len(kept)
+        notes = [f"{bare:,} of {len(rows):,} images have no question and are left out"]
         lines = [[name, f"{number:,}"] for name, number in counts.items()]
         return Report(markdown(["questions", "number"], lines), notes, kept)
 
@@ -112,9 +115,10 @@ def write_questions(config: QuestionsConfig) -> str:
     return add_columns(config, "questions", made_by, columns, report)
 
 
-def _descriptions(row: Row) -> list[str]:
+def _descriptions(row: Row) -> str:
+    """References of a row, one a line."""
     texts = [*row["references"], row.get("long_reference", "")]
-    return [text for text in texts if text.strip()]
+    return "\n".join(f"- {single_spaced(text)}" for text in texts if text.strip())
 
 
 def read_questions(count: int, answer: str) -> tuple[list[ImageQuestion], int]:
@@ -139,32 +143,33 @@ def read_questions(count: int, answer: str) -> tuple[list[ImageQuestion], int]:
 def _filter(
     reader: LanguageModel,
     seed: int,
-    rows: Rows,
-    written: list[tuple[list[ImageQuestion], Counter[str]]],
-) -> list[Columns]:
-    """The questions that the reader answers right from the references, and not from nothing."""
-    asked: list[Question] = []
-    right: list[int] = []
-    for (split, row), (questions, _) in zip(rows, written, strict=True):
+    split: str,
+    rows: Sequence[Row],
+    written: list[list[ImageQuestion]],
+    refused: list[Counter[str]],
+) -> list[list[ImageQuestion]]:
+    """The questions of each row that the reader answers right from the references, and not from
+    nothing; counts the others.
+    """
+    posed = []
+    for row, questions in zip(rows, written, strict=True):
+        told = _descriptions(row)
         for index, item in enumerate(questions):
             order = (seed, row["image_id"], index)
             where = f"{split} image {row['image_id']!r}, question {index}"
-            descriptions = "\n".join(_descriptions(row))
-            guess = pose(item, item["choices"], order, where, prompt=GUESS_PROMPT)
-            read = pose(item, [*item["choices"], NOT_SAID], order, where, descriptions)
-            for question, place in (guess, read):
-                asked.append(question)
-                right.append(place)
-    answers = zip(reader.choose(asked), right, strict=True)
-    marks = iter([is_found(masses, place) for masses, place in answers])
-    columns: list[Columns] = []
-    for questions, refused in written:
-        kept = []
+            choices = item["choices"]
+            posed.append(pose(item, choices, order, where, prompt=GUESS_PROMPT))
+            posed.append(pose(item, [*choices, NOT_SAID], order, where, told))
+    answers = reader.choose([question for question, _ in posed])
+    pairs = zip(answers, posed, strict=True)
+    is_right = iter([is_found(masses, place) for masses, (_, place) in pairs])
+    kept: list[list[ImageQuestion]] = []
+    for questions, counts in zip(written, refused, strict=True):
+        kept.append([])
         for item in questions:
-            guessed, said = next(marks), next(marks)
+            guessed, said = next(is_right), next(is_right)
             if said and not guessed:
-                kept.append(item)
+                kept[-1].append(item)
             else:
-                refused["guessed" if guessed else "unsaid"] += 1
-        columns.append({"questions": kept, "refused": dict(refused)})
-    return columns
+                counts["guessed" if guessed else "unsaid"] += 1
+    return kept

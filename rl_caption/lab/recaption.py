@@ -8,8 +8,7 @@ false captions of the references.
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain, groupby, islice
-from operator import itemgetter
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import numpy as np
 
 from rewards.devices import chunks
 from rewards.text.tokenize import tokenize
-from rl_caption.data.base import DataError
+from rl_caption.data.base import DataError, Row
 from rl_caption.data.plain_files import single_spaced
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import (
@@ -51,15 +50,13 @@ def recaption(config: RecaptionConfig) -> str:
     """
     recaptioner = load_writer(config.recaptioner, "recaptioner")
 
-    def columns(batch: Rows) -> list[Columns]:
-        new: list[Columns] = []
-        for captions in captions_of(recaptioner, batch):
-            if len(captions) > 1:
-                raise DataError(
-                    f"{recaptioner.signature} wrote several captions of one image"
-                )
-            new.append({"long_reference": captions[0]})
-        return new
+    def columns(split: str, rows: Sequence[Row]) -> Columns:
+        written = captions_of(recaptioner, split, rows)
+        if max(map(len, written)) > 1:
+            raise DataError(
+                f"{recaptioner.signature} wrote several captions of one image"
+            )
+        return {"long_reference": [caption for (caption,) in written]}
 
     shown = {"before": "references", "after": "long_reference"}
     made_by = {"recaptioner": recaptioner.signature}
@@ -75,7 +72,7 @@ def make_positives(config: PositivesConfig) -> str:
         ConfigError: what makes them cannot be loaded, or ``out`` has parts of other settings.
         DataError: the data cannot be read, or too few captions or images were made.
     """
-    makers: dict[str, Callable[[Rows], Sequence[Any]]] = {}
+    makers: dict[str, Callable[[str, Sequence[Row]], Sequence[Any]]] = {}
     made_by = {}
     if config.captions.target is not None:
         captioner = load_writer(config.captions, "captions")
@@ -88,10 +85,8 @@ def make_positives(config: PositivesConfig) -> str:
         of = f"{config.images.captions} references"
         made_by["images"] = f"{painter.signature} of {of}"
 
-    def columns(batch: Rows) -> list[Columns]:
-        made = {name: make(batch) for name, make in makers.items()}
-        places = range(len(batch))
-        return [{name: new[n] for name, new in made.items()} for n in places]
+    def columns(split: str, rows: Sequence[Row]) -> Columns:
+        return {name: make(split, rows) for name, make in makers.items()}
 
     shown = {name: name for name in ("references", *makers)}
     return add_columns(config, "positives", made_by, columns, partial(_report, shown))
@@ -111,44 +106,37 @@ def write_negatives(config: WriteNegativesConfig) -> str:
     """
     writer = load_writer(config.writer, "writer")
 
-    def columns(batch: Rows) -> list[Columns]:
-        captions = [caption for _, row in batch for caption in row["references"]]
+    def columns(split: str, rows: Sequence[Row]) -> Columns:
+        captions = [caption for row in rows for caption in row["references"]]
         answers = iter(answers_of(writer, captions, list[str]))
-        new: list[Columns] = []
-        for _, row in batch:
-            true = {single_spaced(text).lower() for text in row["references"]}
-            negatives = []
+        negatives: list[list[list[str]]] = []
+        for row in rows:
+            known = {"", *(single_spaced(text).lower() for text in row["references"])}
+            negatives.append([])
             for texts in islice(answers, len(row["references"])):
-                unlike = [
-                    text
-                    for text in map(single_spaced, texts)
-                    if text.lower() not in true | {""}
-                ]
-                negatives.append(list(dict.fromkeys(unlike)))
-            new.append({"negatives": negatives})
-        return new
+                different = dict.fromkeys(map(single_spaced, texts))
+                false = [text for text in different if text.lower() not in known]
+                negatives[-1].append(false)
+        return {"negatives": negatives}
 
     shown = {name: name for name in ("references", "negatives")}
     made_by = {"writer": writer.signature}
     return add_columns(config, "negatives", made_by, columns, partial(_report, shown))
 
 
-def _report(columns: Mapping[str, str], made: list[Any]) -> Report:
+def _report(columns: Mapping[str, str], rows: Rows) -> Report:
     """All rows, and a table: number, length and vocabulary of the texts in some columns, by their
     headings.
     """
     lines = []
     for heading, key in columns.items():
-        words = [
-            tokenize(text)
-            for _, row, new in made
-            for text in _texts((row | new).get(key))
-        ]
+        texts = [text for row in rows for text in _texts(row.get(key))]
+        words = list(map(tokenize, texts))
         mean = np.mean(list(map(len, words or [[]])))
         different = len(set(chain.from_iterable(words)))
         lines.append([heading, f"{len(words):,}", f"{mean:.1f}", f"{different:,}"])
     head = ["captions", "number", "words, mean", "different words"]
-    return Report(markdown(head, lines), [], made)
+    return Report(markdown(head, lines), [], rows)
 
 
 def _texts(value: Any) -> list[str]:
@@ -159,18 +147,18 @@ def _texts(value: Any) -> list[str]:
 
 
 def _images(
-    painter: TextToImage, config: PositivesConfig, rows: Rows
+    painter: TextToImage, config: PositivesConfig, split: str, rows: Sequence[Row]
 ) -> list[list[str]]:
     """The image files for the captions of each row; those that do not exist are made."""
-    folder = Path(config.out) / "positive_images"
+    folder = Path(config.out) / "positive_images" / file_name(split)
     number = 1 if config.images.captions == "first" else None
     files: list[list[str]] = []
     missing: dict[Path, str] = {}
-    for split, row in rows:
+    for row in rows:
         files.append([])
         for index, caption in enumerate(row["references"][:number]):
             name = f"{file_name(row['image_id'])}_{index}.png"
-            file = folder / file_name(split) / name
+            file = folder / name
             files[-1].append(os.path.abspath(file))
             if not file.exists():
                 missing[file] = caption
@@ -192,21 +180,18 @@ def load_writer(config: RecaptionerConfig, key: str) -> Any:
     return build_target(target, 1, name, config.kwargs, f"{key}.kwargs")
 
 
-def captions_of(recaptioner: Any, rows: Rows) -> list[list[str]]:
+def captions_of(recaptioner: Any, split: str, rows: Sequence[Row]) -> list[list[str]]:
     """The new captions of each row without blank ones.
 
     Raises ``DataError`` where the recaptioner fails, returns something else than captions, or has
     none for a row.
     """
     kept = []
-    # Another split may have the same image ids.
-    for split, group in groupby(rows, itemgetter(0)):
-        own = [row for _, row in group]
-        answers = answers_of(recaptioner, own, str | list[str])
-        for row, answer in zip(own, answers, strict=True):
-            texts = [answer] if isinstance(answer, str) else answer
-            kept.append([caption for caption in texts if caption.strip()])
-            if not kept[-1]:
-                image = f"{split} image {row['image_id']!r}"
-                raise DataError(f"{recaptioner.signature} wrote no caption of {image}")
+    answers = answers_of(recaptioner, rows, str | list[str])
+    for row, answer in zip(rows, answers, strict=True):
+        texts = [answer] if isinstance(answer, str) else answer
+        kept.append([caption for caption in texts if caption.strip()])
+        if not kept[-1]:
+            image = f"{split} image {row['image_id']!r}"
+            raise DataError(f"{recaptioner.signature} wrote no caption of {image}")
     return kept

@@ -67,25 +67,30 @@ class Measures:
 
     def __init__(self, table: Table, config: ReproduceConfig) -> None:
         self.table, self.config = table, config
-        self.rows = {row.name: row for row in table.rows}
         self.data = find_data(table, config.data)
         self.models = _named("model", config.model, table.models)
-        self.captions = _named("captions", config.captions, self.rows)
+        self.captions = _named("captions", config.captions, table.rows)
         for name, file in self.captions.items():
             if not Path(file).exists():
                 raise ConfigError(f"{name}: {file!r} is not there")
         self._builder = RewardBuilder()
 
-    def obstacle(self, row: Row, column: Column) -> str | None:
+    def obstacle(self, row_name: str, column_name: str) -> str | None:
         """What is missing for a cell, as far as that is known without reading anything; None where
         nothing is.
         """
+        row, column = self.table.rows[row_name], self.table.columns[column_name]
         data, model = data_of(column), row.model
         if "why" in column:
             return str(column["why"])
+        if "mean" in column:
+            others = self._averaged(row, column)
+            return next(
+                filter(None, (self.obstacle(row_name, n) for n in others)), None
+            )
         if "captions" in column:
-            if row.name not in self.captions:
-                return f"needs --captions '{row.name}=FILE': {row.source['how']}"
+            if row_name not in self.captions:
+                return f"needs --captions '{row_name}=FILE': {row.source['how']}"
             model = column.get("model")
         elif data in row.source.get("released", {}):
             model = None
@@ -97,41 +102,51 @@ class Measures:
             return f"needs --data with {describe_data(data)}"
         return None
 
-    def measure(self, row: Row, column: Column) -> float:
+    @cache
+    def measure(self, row_name: str, column_name: str) -> float:
         """Measure a cell in the unit of the table. ``UserError`` where its value is not defined."""
+        row, column = self.table.rows[row_name], self.table.columns[column_name]
         data, model = str(data_of(column)), str(row.model)
-        factor = float(column.get("factor", 100 if "set" in column else 1))
+        if "mean" in column:
+            others = self._averaged(row, column)
+            return fmean(self.measure(row_name, name) for name in others)
         if "set" in column:
-            return factor * self._agreement(row, column)
-        if "retrieval" in column:
-            return factor * self._recall(model, data)[column["retrieval"]]
-        if "specificity" in column:
-            rates = self._specificity(model, data)
-            return factor * float(getattr(rates, column["specificity"]))
-        if "captions" in column:
-            return factor * self._captions(row, column)
-        encoder = self._encoder(model)
-        if "size" in column:
-            cost = encoder_cost(encoder.encoder)  # type: ignore[arg-type]
-            return factor * float(getattr(cost, column["size"]))
-        prompts = data_sets()[data]["prompts"]
-        return factor * zero_shot_accuracy(encoder, self.data[data], prompts)
+            value = self._agreement(row, column)
+        elif "retrieval" in column:
+            value = self._recall(model, data)[column["retrieval"]]
+        elif "specificity" in column:
+            value = getattr(self._specificity(model, data), column["specificity"])
+        elif "captions" in column:
+            value = self._captions(row, column)
+        elif "size" in column:
+            cost = encoder_cost(self._encoder(model).encoder)  # type: ignore[arg-type]
+            value = getattr(cost, column["size"])
+        else:
+            prompts = data_sets()[data]["prompts"]
+            folder = self.data[data]
+            value = zero_shot_accuracy(self._encoder(model), folder, prompts)
+        return float(value) * column.get("factor", 100 if "set" in column else 1)
+
+    def _averaged(self, row: Row, column: Column) -> list[str]:
+        """The columns whose mean a column is, of those in which the row has a value."""
+        names, columns = column["mean"], self.table.columns
+        printed = [name for name in row.values if "mean" not in columns[name]]
+        return [name for name in printed if names == "all" or name in names]
 
     def _agreement(self, row: Row, column: Column) -> float:
         """The mean of the figures of a column, over the parts of a set."""
-        data, kwargs = str(data_of(column)), json.dumps(column.get("kwargs", {}))
+        kwargs = json.dumps(column.get("kwargs", {}))
+        figures = self._figures(row.name, str(data_of(column)), column["set"], kwargs)
         values = []
-        for number, judged in enumerate(self._sets(data, column["set"], kwargs)):
-            if column.get("part", judged.name) != judged.name:
+        for part, found in figures.items():
+            if column.get("part", part) != part:
                 continue
-            found = self._figures(row.name, data, column["set"], kwargs, number)
             for name in column.get("figures") or [column["figure"]]:
-                names = [name] if isinstance(name, str) else name
-                defined = [found[one] for one in names if found.get(one) is not None]
-                if not defined:
-                    wanted = " or ".join(names)
-                    raise ConfigError(f"{judged.name}: {wanted} is not defined")
-                values.append(defined[0])
+                # Metrics without references have it without "1 reference, ".
+                value = found.get(name, found.get(name.rpartition(", ")[2]))
+                if value is None:
+                    raise ConfigError(f"{part}: {name} is not defined")
+                values.append(value)
         return fmean(values)
 
     @cache
@@ -143,34 +158,42 @@ class Measures:
 
     @cache
     def _figures(
-        self, name: str, data: str, set_name: str, kwargs: str, number: int
-    ) -> Mapping[str, Any]:
-        row, judged = self.rows[name], self._sets(data, set_name, kwargs)[number]
+        self, name: str, data: str, set_name: str, kwargs: str
+    ) -> Mapping[str, Mapping[str, float | None]]:
+        """Part of a set -> figure of a row's metric -> value."""
+        row, parts = self.table.rows[name], self._sets(data, set_name, kwargs)
         source = row.source
-        named, released = source.get("name", ""), source.get("released", {})
-        if set_name in released and row.model not in self.models:
-            figures = rated_figures(judged, judged.released[released[set_name]])
-        else:
-            if named in NAMES:
-                metric = self._builder.build(*NAMES[named][1:])
+        released = source.get("released", {}).get(set_name)
+        metric = None
+        if released is None or row.model in self.models:
+            if "name" in source:
+                metric = self._builder.build(*NAMES[source["name"]][1:])
             else:
                 video = source.get("video") if set_name in VIDEOS else None
                 metric = self._reward(video or source["reward"], row.model, source)
-            check_columns(name, metric.columns, [judged])
-            figures = score_set(judged, metric)
-        return {figure.name: figure.value for figure in figures}
+            check_columns(name, metric.columns, parts)
+        found = {}
+        for judged in parts:
+            figures = (
+                rated_figures(judged, judged.released[str(released)])
+                if metric is None
+                else score_set(judged, metric)
+            )
+            found[judged.name] = {figure.name: figure.value for figure in figures}
+        return found
 
     def _reward(
         self, name: str, model: str | None, source: Mapping[str, Any]
     ) -> Reward:
         """A reward whose weights are those of a ``model`` that the user named."""
-        options: dict[str, Any] = {}
+        options = dict(source.get("kwargs", {}))
         if model is not None:
             backbone, _, pretrained = self.models[model].partition("@")
-            options[source.get("argument", "backbone")] = backbone
-            options |= {"pretrained": pretrained} if pretrained else {}
+            options.setdefault(source.get("argument", "backbone"), backbone)
+            if pretrained:
+                options.setdefault("pretrained", pretrained)
         with config_errors(f"--model {model}"):
-            return self._builder.build(name, options | source.get("kwargs", {}))
+            return self._builder.build(name, options)
 
     @cache
     def _recall(self, model: str, data: str) -> Mapping[str, float]:
@@ -191,15 +214,16 @@ class Measures:
     def _captions(self, row: Row, column: Column) -> float:
         """A metric of the COCO toolkit, or the mean of a reward, of captions in a file."""
         data, metric = str(data_of(column)), column["captions"]
-        captions, references = self._read(row.name, data)
         if metric in CAPTION_COLUMNS:
             evaluation = self._evaluation(row.name, data)
             if metric not in evaluation.metrics:
                 raise ConfigError(evaluation.left_out[metric])
             return evaluation.metrics[metric]
         reward = self._reward(metric, column.get("model"), column)
-        own: Any = references_for(captions, references, data)
-        columns = {"references": own}
+        captions, references = self._read(row.name, data)
+        columns: dict[str, Any] = {
+            "references": references_for(captions, references, data)
+        }
         if "image" in reward.columns:
             beside = [self.data[data] / below for below in data_sets()[data]["images"]]
             images = next(filter(Path.is_dir, beside), beside[0])
@@ -217,8 +241,7 @@ class Measures:
         file, entry = self.captions[name], data_sets()[data]
         paths = [self.data[data] / names[0] for names in entry["files"]]
         path = next(filter(Path.is_file, paths))
-        split = entry.get("split") if path.name.startswith("dataset") else None
-        references = read_references(path, split)
+        references = read_references(path, entry.get("split"), has_splits=False)
         captions = read_captions(file)
         return with_ids_of(captions, references, references.images, file), references
 

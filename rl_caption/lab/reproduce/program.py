@@ -3,18 +3,16 @@ side.
 """
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from decimal import Decimal
 from pathlib import Path
-from statistics import fmean
-
-from tqdm.auto import tqdm
 
 from rewards.base import RewardError
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.files import write_json, write_text
+from rl_caption.data.plain_files import progress
 from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.results import markdown
 from rl_caption.lab.config import ReproduceConfig
@@ -74,20 +72,18 @@ def reproduce(table: Table, config: ReproduceConfig) -> str:
     quiet_libraries()
     folder = None if config.out is None else check_writable(config.out)
     measures = Measures(table, config)
-    cells = make_cells(table, measures)
-    columns, rows = table.columns, {row.name: row for row in table.rows}
-    todo = [c for c in cells if c.reason is None and "mean" not in columns[c.column]]
+    cells = make_cells(measures)
+    todo = [cell for cell in cells if cell.reason is None]
     if not todo:
         reasons = "\n".join(f"  {line}" for line in _reasons(cells))
         raise ConfigError(
             f"no row of {table.paper} {table.key} ({table.title}) can be made:\n{reasons}"
         )
-    for cell in tqdm(todo, desc="cells", unit="cell", delay=2, disable=None):
+    for cell in progress(todo, "cells", "cell"):
         try:
-            cell.measured = measures.measure(rows[cell.row], columns[cell.column])
+            cell.measured = measures.measure(cell.row, cell.column)
         except (UserError, RewardError, ModuleNotFoundError) as error:
             cell.reason = str(error)
-    _fill_means(table, cells)
     text = as_markdown(table, cells)
     if folder is not None:
         write_text(folder / "reproduce.md", text)
@@ -102,41 +98,22 @@ def reproduce(table: Table, config: ReproduceConfig) -> str:
     return text
 
 
-def make_cells(table: Table, measures: Measures) -> list[Cell]:
+def make_cells(measures: Measures) -> list[Cell]:
     """The cells of a table, with the reasons why some cannot be measured."""
     cells = []
-    for row in table.rows:
-        columns = table.columns.items()
-        for (name, column), published in zip(columns, row.values, strict=True):
-            if published is not None:
-                reason = None if "mean" in column else measures.obstacle(row, column)
-                cells.append(Cell(row.name, name, published, reason=reason))
+    for row in measures.table.rows.values():
+        for column, published in row.values.items():
+            reason = measures.obstacle(row.name, column)
+            cells.append(Cell(row.name, column, published, reason=reason))
     return cells
-
-
-def _fill_means(table: Table, cells: Sequence[Cell]) -> None:
-    """Columns that are means of others, in the rows in which all of these are measured."""
-    for cell in cells:
-        names = table.columns[cell.column].get("mean", ())
-        if not names:
-            continue
-        others = [one for one in cells if one.row == cell.row and one is not cell]
-        others = [one for one in others if names == "all" or one.column in names]
-        values = [one.measured for one in others if one.measured is not None]
-        if values and len(values) == len(others):
-            cell.measured = fmean(values)
-        else:
-            reasons = [one.reason for one in others if one.reason]
-            cell.reason = (reasons or ["not all of its columns are"])[0]
 
 
 def _reasons(cells: Sequence[Cell]) -> list[str]:
     """Each reason once, with the rows and columns that it is of."""
-    missing: dict[str, dict[str, list[str]]] = {}
+    missing = defaultdict[str, dict[str, list[str]]](dict)
     for cell in cells:
         if cell.reason is not None:
-            rows = missing.setdefault(cell.reason, {})
-            rows.setdefault(cell.row, []).append(cell.column)
+            missing[cell.reason].setdefault(cell.row, []).append(cell.column)
     whole = Counter(cell.row for cell in cells)
     lines = []
     for reason, rows in missing.items():
@@ -185,8 +162,7 @@ def list_tables(paper: Paper) -> Iterator[str]:
         for name in table.data:
             yield f"- data: {describe_data(name)}"
             measures.data[name] = Path(name)
-        cells = make_cells(table, measures)
-        cells = [cell for cell in cells if "mean" not in table.columns[cell.column]]
+        cells = make_cells(measures)
         yield from _reasons(cells)
         made = dict.fromkeys(cell.row for cell in cells if cell.reason is None)
         if made:

@@ -5,7 +5,7 @@ published values and where their scores come from. ``metrics`` name the source o
 table, ``default`` that of all other rows; a table's own ``metrics`` and ``default`` come first. A
 source is one of
 
-- ``name``: a metric of ``judge``, or a baseline that sees no image;
+- ``name``: a metric of ``judge``;
 - ``reward`` (with ``kwargs``) and ``model``: a reward, and a name of the paper's ``models``, whose
   weights the user names; ``row`` is a model that is named as the row;
 - ``captions``: captions that the user names, and ``how`` to make them;
@@ -19,6 +19,7 @@ negatives), ``retrieval``, ``zero_shot``, ``specificity``, ``captions`` (a metri
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,26 +38,22 @@ class Row(NamedTuple):
     """A published row."""
 
     name: str
-    values: Sequence[Decimal | None]
-    """[C] with the digits that are printed; None where nothing is printed."""
+    values: Mapping[str, Decimal]
+    """Column -> value with the digits that are printed; nothing is printed in other columns."""
     source: Mapping[str, Any]
-
-    @property
-    def model(self) -> str | None:
-        """The name of the model that the user has to name, if any."""
-        model = self.source.get("model")
-        return self.name if model == ROW else model
+    model: str | None
+    """The name of the model that the user has to name, if any."""
 
 
 class Table(NamedTuple):
-    """A table of a paper: C columns, each with what measures it, and R rows."""
+    """A table of a paper: columns, each with what measures it, and rows."""
 
     paper: str
     key: str
     """Its number, as the paper writes it."""
     title: str
     columns: Mapping[str, Column]
-    rows: Sequence[Row]
+    rows: Mapping[str, Row]
     models: Mapping[str, str]
     """Name of a model -> which weights it is, where they are from and what they cost."""
     notes: Sequence[str]
@@ -84,30 +81,33 @@ def load_paper(name: str) -> Paper:
     content = yaml.safe_load(text)
     as_printed = yaml.load(text, yaml.BaseLoader)["tables"]  # makes texts only
     tables = {}
-    for key, table in as_printed.items():
-        tables[key] = _table(name, key, content, table["rows"])
+    for key, table in content["tables"].items():
+        tables[key] = _table(name, key, content, table, as_printed[key]["rows"])
     cited = yaml.safe_load((FOLDER.parent / "papers.yaml").read_text(encoding="utf-8"))
-    own = {"venue": ""} | cited[name]
-    title = "{authors}, {title}, {venue} {year}".format_map(own)
+    title = "{authors}, {title}, {venue} {year}"
+    title = title.format_map({"venue": ""} | cited[name])
     return Paper(name, " ".join(title.split()), tables)
 
 
 def _table(
-    paper: str, key: str, content: Any, printed: Mapping[str, Sequence[str]]
+    paper: str, key: str, content: Any, table: Any, printed: Mapping[str, Sequence[str]]
 ) -> Table:
-    values, models = content["tables"][key], dict(content["models"])
     # A table's own sources come before those of the paper.
-    own, default = values.get("metrics", {}), values.get("default")
-    rows = []
+    own, default = table.get("metrics", {}), table.get("default")
+    models = dict(content["models"])
+    rows = {}
     for name, texts in printed.items():
         source = own.get(name) or default or content["metrics"].get(name)
         source = source or content.get("default", {})
-        numbers = [None if text == "null" else Decimal(text) for text in texts]
-        rows.append(Row(name, numbers, source))
-        if source.get("model") == ROW:
+        model = source.get("model")
+        if model == ROW:
+            model = name
             models[name] = source["how"]
-    notes = values.get("notes", ())
-    return Table(paper, key, values["title"], values["columns"], rows, models, notes)
+        cells = zip(table["columns"], texts, strict=True)
+        values = {column: Decimal(text) for column, text in cells if text != "null"}
+        rows[name] = Row(name, values, source, model)
+    notes = table.get("notes", ())
+    return Table(paper, key, table["title"], table["columns"], rows, models, notes)
 
 
 def find_table(paper: str, key: str, names: Sequence[str] | None = None) -> Table:
@@ -118,13 +118,11 @@ def find_table(paper: str, key: str, names: Sequence[str] | None = None) -> Tabl
     if key.upper() not in tables:
         raise ConfigError(f"table is {key!r}: {paper} has {', '.join(tables)}")
     table = tables[key.upper()]
-    rows = {row.name: row for row in table.rows}
-    for name in names or ():
-        if name not in rows:
-            raise ConfigError(
-                f"--rows {name!r}: {paper} {table.key} has {'; '.join(rows)}"
-            )
-    return table._replace(rows=[rows[name] for name in names or rows])
+    unknown = set(names or ()) - table.rows.keys()
+    if unknown:
+        listed = "; ".join(table.rows)
+        raise ConfigError(f"rows has {unknown}: {paper} {table.key} has {listed}")
+    return table._replace(rows={name: table.rows[name] for name in names or table.rows})
 
 
 @cache
@@ -137,9 +135,7 @@ def data_sets() -> Mapping[str, Mapping[str, Any]]:
 def data_of(column: Column) -> str | None:
     """The data set that a column is measured on, if any."""
     keys = [key for key in ("data", "set", "zero_shot") if key in column]
-    if keys:
-        return str(column[keys[0]])
-    return "coco_test" if "captions" in column else None
+    return column[keys[0]] if keys else None
 
 
 def describe_data(name: str) -> str:
@@ -158,14 +154,13 @@ def find_data(table: Table, folders: Sequence[str]) -> dict[str, Path]:
     places: dict[str, Path] = {}
     for text in folders:
         name, named, path = text.partition("=")
-        found = {name: Path(path)} if named and name in table.data else {}
+        found = {name: Path(path)} if named else {}
         below = [] if named else [Path(text), *sorted(Path(text).iterdir())]
-        for name in table.data:
-            for files in data_sets()[name].get("files", ()):
-                for place in below:
-                    if all((place / file).exists() for file in files):
-                        found.setdefault(name, place)
-        if not found:
+        for place, data in product(below, table.data):
+            for files in data_sets()[data].get("files", ()):
+                if all((place / file).exists() for file in files):
+                    found.setdefault(data, place)
+        if not found.keys() & {*table.data}:
             described = "; ".join(map(describe_data, table.data))
             raise ConfigError(
                 f"--data {text!r} has none of the data of the table: {described}"

@@ -12,9 +12,12 @@ ratings:
 
 import math
 import warnings
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from itertools import pairwise
+from statistics import fmean
+from typing import Any, Literal
 
 import numpy as np
 from scipy import stats
@@ -23,10 +26,8 @@ from rewards.text.tokenize import tokenize
 from rl_caption.evaluation.confidence import Floats, Weights, estimates
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 
-BLIND = {"blind: chance": 0, "blind: longer": 1, "blind: shorter": -1}
-"""Heading of a baseline that sees neither image nor references -> factor of the length of the
-caption, its score.
-"""
+BLIND = "blind: longer"
+"""Heading of the baseline that sees neither image nor references: the number of characters."""
 LENGTHS = (10, 20, 40, 60, 100)
 """Largest numbers of words of all classes of captions by length but the last."""
 
@@ -46,7 +47,7 @@ class Figure:
     """Ends of the 95 % bootstrap interval; None where it was not asked for or is not defined."""
     high: float | None = None
     published: bool = False
-    """Whether papers print this one for the set."""
+    """Whether it is the correlation that papers print for the set."""
     note: str = ""
     table: Literal["main", "correlations", "lengths"] = "main"
     """The table that it stands in."""
@@ -99,32 +100,27 @@ def rated_figures(
     figures = []
     found = estimates(statistic, judged.image_ids, resamples, seed)
     for name, (_, low, high) in zip(main, found, strict=True):
+        ends = {"low": low, "high": high}
         published = name in judged.published
-        figure = _correlation(name, both)
-        figures.append(replace(figure, low=low, high=high, published=published))
+        figures.append(_correlation(name, both, published=published, **ends))
     within = _within_images(judged.image_ids, both)
     if judged.within_images:
         figures.append(within)
     for name in CORRELATIONS:
         if name not in main:
-            figures.append(replace(_correlation(name, both), table="correlations"))
+            figures.append(_correlation(name, both, table="correlations"))
     if not judged.within_images and len(set(judged.image_ids)) < len(scores):
         figures.append(replace(within, table="correlations", note=""))
     words = np.array([len(tokenize(caption)) for caption in judged.captions])
-    starts = [0, *(end + 1 for end in lengths)]
-    classes = np.digitize(words, starts[1:])
-    for number, start in enumerate(starts):
-        title = (
-            f"{start} to {lengths[number]}"
-            if number < len(lengths)
-            else f"{start} or more"
-        )
-        chosen = both[:, classes == number]
+    for below, most in pairwise([-1, *lengths, math.inf]):
+        chosen = both[:, (below < words) & (words <= most)]
         if 2 <= chosen.shape[1] < len(scores):
+            title = (
+                f"{below + 1} to {most}" if most < math.inf else f"{below + 1} or more"
+            )
             for name in ("pearson", "tau_b"):
-                figure = _correlation(name, chosen)
-                heading = f"{name}, {title} words"
-                figures.append(replace(figure, name=heading, table="lengths"))
+                figure = _correlation(name, chosen, table="lengths")
+                figures.append(replace(figure, name=f"{name}, {title} words"))
     return figures
 
 
@@ -135,15 +131,10 @@ def _correlate(name: str, both: Floats) -> float:
         return float(CORRELATIONS[name](*both)) if both.shape[1] > 1 else math.nan
 
 
-def _correlation(name: str, both: Floats) -> Figure:
-    """One of ``CORRELATIONS``, with a note in place of a value where it is not defined."""
-    value, note = _correlate(name, both), ""
-    if math.isfinite(value):
-        return Figure(name, value, both.shape[1])
-    for what, values in zip(("scores", "ratings"), both, strict=True):
-        if np.ptp(values) == 0:
-            note = f"all {len(values)} {what} are {values[0]:g}: {name} is not defined"
-    return Figure(name, None, both.shape[1], note=note)
+def _correlation(name: str, both: Floats, **options: Any) -> Figure:
+    value = _correlate(name, both)
+    defined = value if math.isfinite(value) else None
+    return Figure(name, defined, both.shape[1], **options)
 
 
 def _within_images(image_ids: Sequence[str], both: Floats) -> Figure:
@@ -153,17 +144,18 @@ def _within_images(image_ids: Sequence[str], both: Floats) -> Figure:
     scores are equal, tau_b is 0 / 0 and counts as 0: the metric orders nothing, and leaving such
     groups out would reward it.
     """
-    name = "tau_b within images"
-    _, groups = np.unique(image_ids, return_inverse=True)
-    members = [both[:, groups == number] for number in range(groups.max() + 1)]
-    taus = np.array([_correlate("tau_b", own) for own in members if np.ptp(own[1])])
-    if not len(taus):
-        note = "no image has different ratings"
-        return Figure(name, None, len(image_ids), note=note)
+    groups = defaultdict[str, list[Floats]](list)
+    for image_id, pair in zip(image_ids, both.T, strict=True):
+        groups[image_id].append(pair)
+    taus = []
+    for pairs in groups.values():
+        own = np.transpose(pairs)
+        if np.ptp(own[1]):
+            taus.append(_correlate("tau_b", own))
     alike = np.isnan(taus).sum()
     note = f"mean over {len(taus)} images; {alike} of them, scored all alike, count 0"
-    value = math.fsum(np.nan_to_num(taus)) / len(taus)
-    return Figure(name, value, len(image_ids), note=note)
+    value = fmean(np.nan_to_num(taus)) if taus else None
+    return Figure("tau_b within images", value, len(image_ids), note=note)
 
 
 def order_figures(
@@ -194,21 +186,22 @@ def order_figures(
     compared = [(name, values, judged.above) for name, values in scores.items()]
     if cosines is not None:
         compared.append(("", cosines, judged.texts_above))
-    won: dict[str, tuple[Floats, str]] = {}
+    won, notes = {}, {}
     for condition, values, orders in compared:
         for name, pairs in orders.items():
             margins = np.stack([values[:, i] - values[:, j] for i, j in pairs], axis=1)
-            title, note = _joined(condition, name), ""
+            title = _joined(condition, name)
+            won[title] = wins(margins, better, judged.ties)
             tied = (margins == 0).any(axis=1).mean()
             if tied:
                 share = f"{100 * tied:.1f} % of {unit} have equal scores"
-                note = _joined(title, f"{share}, which count as {judged.ties}")
-            won[title] = wins(margins, better, judged.ties), note
+                notes[title] = _joined(title, f"{share}, which count as {judged.ties}")
     if judged.averaged and len(won) > 1:
-        won = {"": (np.mean([counts for counts, _ in won.values()], axis=0), "")}
+        won, notes = {"": np.mean([*won.values()], axis=0)}, {}
     figures = []
-    for title, (counts, note) in won.items():
-        figures += _accuracies(judged, title, counts, note, resamples, seed)
+    for title, counts in won.items():
+        own = _accuracies(judged, title, counts, resamples, seed)
+        figures += [replace(figure, note=notes.get(title, "")) for figure in own]
     return figures
 
 
@@ -229,50 +222,45 @@ def wins(margins: Floats, better: Floats, ties: str = "wrong") -> Floats:
 
 
 def _accuracies(
-    judged: JudgementSet, title: str, won: Floats, note: str, resamples: int, seed: int
+    judged: JudgementSet, title: str, won: Floats, resamples: int, seed: int
 ) -> list[Figure]:
     """The accuracy of each kind, then the summary, of what [N] rows count."""
-    names = list(dict.fromkeys(row.kind for row in judged.rows))
-    numbers = np.array([names.index(row.kind) for row in judged.rows])
+    kinds = [row.kind for row in judged.rows]
+    names = list(dict.fromkeys(kinds))
+    numbers = np.array(list(map(names.index, kinds)))
+    by_kind = judged.summary == "kinds"
 
     def rates(weights: Weights) -> Floats:
-        # A resample may lack a kind, which its mean leaves out.
         accuracies = np.bincount(numbers, weights * won) / np.bincount(numbers, weights)
-        if judged.summary == "kinds":
-            return np.append(accuracies, np.nanmean(accuracies))
-        return np.append(accuracies, np.average(won, weights=weights))
+        # A resample may lack a kind, which its mean leaves out.
+        summary = (
+            np.nanmean(accuracies) if by_kind else np.average(won, weights=weights)
+        )
+        return np.append(accuracies, summary)
 
     summary = "all pairs" if len(judged.rows[0].captions) == 2 else ""
-    if judged.summary == "kinds" and len(names) > 1:
-        summary = "mean of kinds"
+    names.append("mean of kinds" if by_kind and len(names) > 1 else summary)
     counts = [*np.bincount(numbers).tolist(), len(won)]
     found = estimates(rates, judged.image_ids, resamples, seed)
     figures = []
-    for name, count, estimate in zip([*names, summary], counts, found, strict=True):
-        value, low, high = estimate
-        heading = _joined(title, name)
-        figures.append(Figure(heading, value, count, low, high, True, note))
-    return figures if judged.shown_kinds and names != [""] else figures[-1:]
+    for name, count, (value, *ends) in zip(names, counts, found, strict=True):
+        figures.append(Figure(_joined(title, name), value, count, *ends))
+    return figures if judged.shown_kinds and any(kinds) else figures[-1:]
 
 
 def blind_figures(
     judged: JudgementSet, resamples: int = 0, seed: int = 0
-) -> dict[str, list[Figure]]:
-    """Figures of the ``BLIND`` baselines: chance, the longer and the shorter caption.
+) -> list[Figure]:
+    """Figures of ``BLIND``, by which the longest caption is the best; empty but for hard negatives.
 
-    Lengths are in characters, and equal ones count by their expectation in a random order, whatever
-    ties count in the set. The baselines are for sets of hard negatives: captions in order, of which
-    the first is always the better one. For other sets the result is empty.
+    Equal lengths count by their expectation in a random order, whatever ties count in the set.
     """
     if judged.ratings or {row.better for row in judged.rows} != {1.0}:
-        return {}
-    random = judged._replace(ties="half")
+        return []
     lengths = np.array([list(map(len, row.captions)) for row in judged.rows])
-    figures = {}
-    for heading, factor in BLIND.items():
-        found = order_figures(random, {"": factor * lengths}, None, resamples, seed)
-        figures[heading] = [replace(figure, note="") for figure in found]
-    return figures
+    random = judged._replace(ties="half")
+    found = order_figures(random, {"": lengths}, None, resamples, seed)
+    return [replace(figure, note="") for figure in found]
 
 
 def _joined(*words: str) -> str:

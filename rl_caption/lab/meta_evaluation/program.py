@@ -21,7 +21,6 @@ from rewards.base import (
     naming,
     reference_lists,
 )
-from rewards.build import RewardBuilder
 from rewards.clip.clipscore import ClipScore
 from rewards.text.cider import CiderD
 from rewards.text.tokenize import TOKENIZER, tokenize, untested_texts
@@ -35,6 +34,7 @@ from rl_caption.evaluation.results import LEFT_OUT, markdown
 from rl_caption.lab.meta_evaluation import sets
 from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation.figures import (
+    BLIND,
     Figure,
     blind_figures,
     order_figures,
@@ -42,7 +42,7 @@ from rl_caption.lab.meta_evaluation.figures import (
 )
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 from rl_caption.monitoring.config import JudgeConfig
-from rl_caption.runtime.errors import config_errors
+from rl_caption.monitoring.judges import build_judges
 
 logger = logging.getLogger(__name__)
 
@@ -84,13 +84,13 @@ class ToolkitMetric:
     ) -> list[float]:
         """Score N captions by the column ``references`` (N lists of captions)."""
         texts = as_texts(completions)
-        candidates, references = {}, {}
         lists = reference_lists(columns, self.__name__, len(texts))
-        for number, (text, own) in enumerate(zip(texts, lists, strict=True)):
-            candidates[str(number)] = " ".join(tokenize(text))
-            references[str(number)] = [" ".join(tokenize(one)) for one in own]
+        ids = list(map(str, range(len(texts))))
+        candidates = [" ".join(tokenize(text)) for text in texts]
+        references = [[" ".join(tokenize(text)) for text in own] for own in lists]
+        given = [dict(zip(ids, own, strict=True)) for own in (candidates, references)]
         with naming(f"metric {self.__name__!r}", (ValueError,), RewardError):
-            scored = SCORERS[self.__name__](candidates, references)
+            scored = SCORERS[self.__name__](*given)
         _, scores = scored.values[self.__name__.upper()]
         return checked_scores(self, scores, len(texts))
 
@@ -110,27 +110,18 @@ def build_metrics(
         judgement_sets: the sets that will be scored.
 
     Raises:
-        ConfigError: there is no metric, one is there twice or does not exist, or one needs what a
-            set does not have.
+        ConfigError: one does not exist, or needs what a set does not have.
     """
-    listed = names.split(",") if isinstance(names, str) else names
-    asked: list[tuple[str, str, str, Mapping[str, Any]]] = []
-    for name in filter(None, map(str.strip, listed)):
-        for one in BLEU if name == "bleu" else [name]:
-            asked.append(("metrics", *NAMES.get(one, (one, one, {}))))
-    for heading, judge in judges.items():
-        target = judge.target or heading
-        asked.append((f"judges.{heading}", heading, target, judge.kwargs))
-    if not asked:
-        raise ConfigError("metrics and judges are empty: name a metric")
-    metrics: dict[str, Reward] = {}
-    builder = RewardBuilder()
-    for key, heading, reward, arguments in asked:
-        with config_errors(key):
-            if heading in metrics:
-                raise ConfigError(f"{heading} is listed twice: give it another heading")
-            metrics[heading] = builder.build(reward, arguments)
-            check_columns(heading, metrics[heading].columns, judgement_sets)
+    asked = {}
+    for name in names.split(",") if isinstance(names, str) else names:
+        for one in BLEU if name.strip() == "bleu" else [name.strip()]:
+            heading, target, kwargs = NAMES.get(one, (one, one, {}))
+            asked[heading] = JudgeConfig(target=target, kwargs=kwargs)
+    asked.pop("", None)
+    metrics = build_judges(asked, None, [], "metrics")
+    metrics |= build_judges(judges, None, [], "judges")
+    for heading, metric in metrics.items():
+        check_columns(heading, metric.columns, judgement_sets)
     return metrics
 
 
@@ -163,18 +154,14 @@ class SetResult:
     name: str
     description: str
     convention: str
-    count: int
     excluded: Mapping[str, int]
     """Why judgements of the files are not among them -> how many."""
+    drawn: str
+    """What is drawn with replacement for the intervals."""
     figures: dict[str, list[Figure]] = field(default_factory=dict)
     """None for a metric that could not be computed."""
     signatures: dict[str, str] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    """Why a metric could not be computed."""
-    drawn: str = "images"
-    """What is drawn with replacement for the intervals."""
-    blind: list[str] = field(default_factory=list)
-    """Headings of metrics and baselines that see neither image nor references."""
+    """Of metrics, or why one could not be computed."""
 
 
 def compare_with_people(config: JudgeSetConfig) -> str:
@@ -197,11 +184,10 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     draws = config.bootstrap, config.seed
     results: list[SetResult] = []
     for judged in parts:
-        about = _describe(judged), judged.convention, len(judged.rows), judged.excluded
-        result = SetResult(judged.name, *about)
+        drawn = "captions" if judged.text_alone else "images"
+        about = _describe(judged), judged.convention, judged.excluded
+        result = SetResult(judged.name, *about, drawn)
         results.append(result)
-        if judged.text_alone:
-            result.drawn = "captions"
         for heading, scores in judged.released.items():
             result.figures[heading] = rated_figures(judged, scores, *draws)
             result.signatures[heading] = "as released with the set"
@@ -213,16 +199,13 @@ def compare_with_people(config: JudgeSetConfig) -> str:
                     result.figures[heading] = score_set(judged, metric, *draws)
                 result.signatures[heading] = _signature(judged, metric)
             except JavaError as error:
-                result.left_out[heading] = str(error)
-            if not metric.columns:
-                result.blind.append(heading)
+                result.signatures[heading] = f"left out: {error}"
             write_results(folder, config, results)
         blind = blind_figures(judged, *draws)
-        result.figures |= blind
-        result.blind += blind
-        for heading in blind:
+        if blind:
+            result.figures[BLIND] = blind
             how = "number of characters; equal ones in random order"
-            result.signatures[heading] = how
+            result.signatures[BLIND] = how
     text = write_results(folder, config, results)
     print(f"wrote agreement.md and agreement.json in {folder}", file=sys.stderr)
     return text
@@ -240,16 +223,14 @@ def _signature(judged: JudgementSet, metric: Reward) -> str:
 
 
 def _describe(judged: JudgementSet) -> str:
-    images = f" of {len(set(judged.image_ids))} images"
-    if judged.ratings:
-        images = "" if judged.text_alone else images
-        different = f"{len(set(judged.ratings))} different ratings"
-        return f"{len(judged.rows)} judgements of captions{images}, {different}"
-    size = len(judged.rows[0].captions)
-    groups = "pairs of" if size == 2 else f"groups of {size}"
-    kinds = len({row.kind for row in judged.rows})
-    shown = f", {kinds} kinds" if kinds > 1 else ""
-    return f"{len(judged.rows)} {groups} captions{images}{shown}"
+    """Number of rows, images and kinds."""
+    rows, images = judged.rows, set(judged.image_ids)
+    what = "judgements" if judged.ratings else "pairs or groups of captions"
+    parts = [f"{len(rows)} {what}", f"{len(images)} images"]
+    kinds = len({row.kind for row in rows})
+    if kinds > 1:
+        parts.append(f"{kinds} kinds")
+    return ", ".join(parts[:1] if judged.text_alone else parts)
 
 
 def score_set(
@@ -322,20 +303,13 @@ def as_markdown(result: SetResult, config: JudgeSetConfig) -> Iterator[str]:
     """
     yield f"## {result.name}: {result.description}"
     figures = list(chain.from_iterable(result.figures.values()))
-    main = {one.name: one.published for one in figures if one.table == "main"}
-    bold = [name for name in main if main[name] and not all(main.values())]
     for table in dict.fromkeys(["main", *(figure.table for figure in figures)]):
-        names = list(dict.fromkeys(one.name for one in figures if one.table == table))
-        head = ["metric"]
-        for name in names:
-            unit = ", x100" if name.startswith(CORRELATED) else ", % right"
-            title = name if name.startswith(PLAIN) else name + unit
-            head.append(f"**{title}**" if name in bold else title)
+        head = dict.fromkeys(_title(one) for one in figures if one.table == table)
         lines = []
         for metric, own in result.figures.items():
-            cells = {one.name: _cell(one) for one in own if one.table == table}
-            lines.append([metric, *(cells.get(name, LEFT_OUT) for name in names)])
-        yield markdown(head, lines)
+            cells = {_title(one): _cell(one) for one in own if one.table == table}
+            lines.append([metric, *(cells.get(title, LEFT_OUT) for title in head)])
+        yield markdown(["metric", *head], lines)
     notes = [f"Convention: {result.convention}"]
     for reason, count in result.excluded.items():
         notes += [f"Excluded: {count}, {reason}"] if count else []
@@ -343,17 +317,22 @@ def as_markdown(result: SetResult, config: JudgeSetConfig) -> Iterator[str]:
         notes.append(
             f"In brackets: 95 % bootstrap interval, {config.bootstrap} resamples of {result.drawn}"
         )
-    if bold:
+    if any(figure.published for figure in figures):
         notes.append(f"Bold: what papers print for {result.name}")
-    if result.blind:
-        notes.append(f"See neither image nor references: {', '.join(result.blind)}")
+    if any(figure.value is None for figure in figures):
+        notes.append(f"{LEFT_OUT}: not defined, as all scores or all ratings are equal")
     for metric, own in result.figures.items():
         notes += dict.fromkeys(f"{metric}: {one.note}" for one in own if one.note)
-    for metric, reason in result.left_out.items():
-        notes.append(f"{LEFT_OUT} {metric}: {reason}")
     for metric, signature in result.signatures.items():
         notes.append(f"{metric}: `{signature}`")
     yield "\n".join(f"- {note}" for note in notes) + "\n"
+
+
+def _title(figure: Figure) -> str:
+    title = figure.name
+    if not title.startswith(PLAIN):
+        title += ", x100" if title.startswith(CORRELATED) else ", % right"
+    return f"**{title}**" if figure.published else title
 
 
 def _cell(figure: Figure) -> str:

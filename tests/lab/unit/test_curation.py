@@ -158,7 +158,7 @@ def test_what_goes_with_a_dropped_caption_is_dropped_with_it(tmp_path):
 def test_wrong_settings_are_named(tmp_path):
     path = write(tmp_path)
     select = [Selection(score="clip", top=1)]
-    with pytest.raises(ConfigError, match="select.*'clip'"):
+    with pytest.raises(ConfigError, match=r"select.*'clip'"):
         curate(options(path, tmp_path / "out", select=select))
     assert not (tmp_path / "out").exists()
 

@@ -275,7 +275,7 @@ def vatex_eval(folder):
                 ["a cat", "a sleepy cat"],
             ]
         ),
-        "human_scores": np.array([[3, 1, 5], [4, 2, 5], [3, 2, 4]]).reshape(-1),
+        "human_scores": np.array([[3, 1, 4], [4, 2, 5], [3, 2, 5]]).reshape(-1),
         "video_ids": np.array(
             ["aaa_000001_000011", "aaa_000001_000011", "bbb_000002_000012"]
         ),

@@ -2,18 +2,17 @@
 captions, in a split.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from rewards.clip.encoder import CachedEncoder
 from rl_caption.config.build import build_data, quiet_libraries
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.files import write_json, write_text
 from rl_caption.evaluation import check_writable
-from rl_caption.evaluation.confidence import Floats, Weights, estimates
+from rl_caption.evaluation.confidence import Estimate, Floats, Weights, estimates
 from rl_caption.evaluation.metrics import check_has_images
 from rl_caption.evaluation.results import markdown
 from rl_caption.evaluation.retrieval import KS, both_ways
@@ -22,7 +21,8 @@ from rl_caption.programs.evaluate import load_dual_encoder
 
 Texts = tuple[list[str], list[int]]
 """[M] captions, and [M] the row of each."""
-FIGURES = [*(f"r{k}" for k in KS), "median_rank"]
+WAYS = ("i2t", "t2i")
+"""Image to text, text to image."""
 
 
 def compare_retrieval(config: CompareRetrievalConfig) -> str:
@@ -44,21 +44,32 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
         name: load_dual_encoder(model, f"models.{name}")
         for name, model in config.models.items()
     }
+    head = [
+        "model",
+        "texts",
+        *(f"{way} R@{k}" for way in WAYS for k in KS),
+        "texts cut",
+    ]
     lines: list[list[str]] = []
-    results: dict[str, Any] = {}
+    results: list[dict[str, Any]] = []
     table = ""
     for name, encoder in encoders.items():
-        result = results[name] = _measure(encoder, rows, texts, config)
-        size = f"{result['parameters'] / 1e6:.2f}"
-        for kind, found in result["captions"].items():
-            cells = [_cell(key, figure) for key, figure in found["figures"].items()]
-            lines.append([name, size, kind, *cells, str(found["cut"])])
-            head = ["model", "parameters, M", "texts", *found["figures"], "texts cut"]
-            table = markdown(head, lines)
+        images = encoder.embed_images([row["image"] for row in rows])
+        for kind, (captions, owners) in texts.items():
+            ranks = both_ways(images, encoder.embed_texts(captions), owners)
+            cut = encoder.encoder.texts.too_long(captions)  # type: ignore[attr-defined]
+            result = {"model": name, "signature": encoder.signature, "texts": kind}
+            recalls = []
+            for way, queries in zip(WAYS, (range(len(rows)), owners), strict=True):
+                statistic = partial(_recall, ranks[way])
+                recalls += estimates(statistic, queries, config.bootstrap, config.seed)
+            figures = dict(zip(head[2:-1], recalls, strict=True))
+            results.append(result | {"recall": figures, "cut": cut})
+            lines.append([name, kind, *map(_cell, recalls), str(cut)])
+        table = markdown(head, lines)
         write_text(folder / "retrieval.md", table + "\n")
-        plain = config.model_dump(mode="json")
-        content = {"config": plain, "images": len(rows), "models": results}
-        write_json(folder / "retrieval.json", content)
+        content = {"config": config.model_dump(mode="json"), "images": len(rows)}
+        write_json(folder / "retrieval.json", content | {"results": results})
     return f"{table}\n\nRecall in %; in brackets 95 % bootstrap intervals over images"
 
 
@@ -87,41 +98,11 @@ def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
     return texts
 
 
-def _measure(
-    encoder: CachedEncoder,
-    rows: Sequence[Row],
-    texts: Mapping[str, Texts],
-    config: CompareRetrievalConfig,
-) -> dict[str, Any]:
-    """What the model is, and its figures for each set of texts."""
-    backbone: Any = encoder.encoder
-    images = encoder.embed_images([row["image"] for row in rows])
-    results = {}
-    for kind, (captions, owners) in texts.items():
-        ranks = both_ways(images, encoder.embed_texts(captions), owners)
-        figures = {}
-        for way, queries in (("i2t", range(len(rows))), ("t2i", owners)):
-            statistic = partial(_recall, ranks[way])
-            found = estimates(statistic, queries, config.bootstrap, config.seed)
-            for name, estimate in zip(FIGURES, found, strict=True):
-                figures[f"{way}_{name}"] = estimate._asdict()
-        cut = backbone.texts.too_long(captions)
-        results[kind] = {"texts": len(captions), "cut": cut, "figures": figures}
-    parameters = sum(parameter.numel() for parameter in backbone.model.parameters())
-    return {
-        "signature": encoder.signature,
-        "parameters": parameters,
-        "captions": results,
-    }
-
-
 def _recall(ranks: Floats, weights: Weights) -> Floats:
-    """Recall and median rank of drawn queries by their ``ranks``, [Q, 1 + K]."""
-    drawn = np.repeat(ranks, weights, axis=0)
-    return np.append(drawn[:, 1:].mean(axis=0), np.median(drawn[:, 0]))
+    """Recall of drawn queries by their ``ranks``, [Q, 1 + K]."""
+    return np.average(ranks[:, 1:], axis=0, weights=weights)
 
 
-def _cell(key: str, figure: Mapping[str, float | None]) -> str:
-    factor = 1 if key.endswith("rank") else 100
-    value, *ends = [f"{factor * end:.1f}" for end in figure.values() if end is not None]
+def _cell(recall: Estimate) -> str:
+    value, *ends = [f"{100 * end:.1f}" for end in recall if end is not None]
     return f"{value} [{', '.join(ends)}]" if ends else value

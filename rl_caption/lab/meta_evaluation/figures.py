@@ -243,8 +243,9 @@ def _accuracies(
     counts = [*np.bincount(numbers).tolist(), len(won)]
     found = estimates(rates, judged.image_ids, resamples, seed)
     figures = []
-    for name, count, (value, *ends) in zip(names, counts, found, strict=True):
-        figures.append(Figure(_joined(title, name), value, count, *ends))
+    for name, count, estimate in zip(names, counts, found, strict=True):
+        value, low, high = estimate
+        figures.append(Figure(_joined(title, name), value, count, low, high))
     return figures if judged.shown_kinds and any(kinds) else figures[-1:]
 
 

@@ -85,12 +85,12 @@ class ToolkitMetric:
         """Score N captions by the column ``references`` (N lists of captions)."""
         texts = as_texts(completions)
         lists = reference_lists(columns, self.__name__, len(texts))
-        ids = list(map(str, range(len(texts))))
-        candidates = [" ".join(tokenize(text)) for text in texts]
-        references = [[" ".join(tokenize(text)) for text in own] for own in lists]
-        given = [dict(zip(ids, own, strict=True)) for own in (candidates, references)]
+        candidates, references = {}, {}
+        for number, (text, own) in enumerate(zip(texts, lists, strict=True)):
+            candidates[str(number)] = " ".join(tokenize(text))
+            references[str(number)] = [" ".join(tokenize(one)) for one in own]
         with naming(f"metric {self.__name__!r}", (ValueError,), RewardError):
-            scored = SCORERS[self.__name__](*given)
+            scored = SCORERS[self.__name__](candidates, references)
         _, scores = scored.values[self.__name__.upper()]
         return checked_scores(self, scores, len(texts))
 

@@ -1,4 +1,4 @@
-"""What the columns of the published tables measure, by the programs' own functions."""
+"""What the cells of the published tables measure, by the programs' own functions."""
 
 # ruff: noqa: B019 - one table is made in a run
 
@@ -16,7 +16,7 @@ from rewards.clip.encoder import CachedEncoder
 from rl_caption.config.build import build_data
 from rl_caption.config.commands import RetrievalConfig
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.base import Row as Example
+from rl_caption.data.base import Row
 from rl_caption.data.files import (
     Captions,
     References,
@@ -42,15 +42,12 @@ from rl_caption.lab.meta_evaluation.program import (
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 from rl_caption.lab.meta_evaluation.specificity import (
     Chain,
-    SpecificityRates,
     released_specificity_rates,
     score_rows,
 )
 from rl_caption.lab.reproduce.tables import (
-    Column,
-    Row,
+    Cell,
     Table,
-    data_of,
     data_sets,
     describe_data,
     find_data,
@@ -60,6 +57,9 @@ from rl_caption.programs.evaluate import load_dual_encoder
 from rl_caption.runtime.errors import ConfigError, config_errors
 
 VIDEOS = ("vatex_eval", "activitynet_foil")
+CHOICES = ("figure", "figures", "part", "factor")
+"""What chooses among the values of one measurement."""
+Values = Mapping[str, Any]
 
 
 class Measures:
@@ -70,175 +70,154 @@ class Measures:
         self.data = find_data(table, config.data)
         self.models = _named("model", config.model, table.models)
         self.captions = _named("captions", config.captions, table.rows)
-        for name, file in self.captions.items():
-            if not Path(file).exists():
-                raise ConfigError(f"{name}: {file!r} is not there")
         self._builder = RewardBuilder()
 
-    def obstacle(self, row_name: str, column_name: str) -> str | None:
+    def obstacle(self, cell: Cell) -> str | None:
         """What is missing for a cell, as far as that is known without reading anything; None where
         nothing is.
         """
-        row, column = self.table.rows[row_name], self.table.columns[column_name]
-        data, model = data_of(column), row.model
-        if "why" in column:
-            return str(column["why"])
-        if "mean" in column:
-            others = self._averaged(row, column)
-            return next(
-                filter(None, (self.obstacle(row_name, n) for n in others)), None
-            )
-        if "captions" in column:
-            if row_name not in self.captions:
-                return f"needs --captions '{row_name}=FILE': {row.source['how']}"
-            model = column.get("model")
-        elif data in row.source.get("released", {}):
-            model = None
-        elif "why" in row.source:
-            return str(row.source["why"])
-        if model is not None and model not in self.models:
+        how = cell.how
+        model: Any = how.get("model")
+        data = how["data"]
+        if "why" in how:
+            return str(how["why"])
+        if "mean" in how:
+            return next(filter(None, map(self.obstacle, self._averaged(cell))), None)
+        if "captions" in how and cell.row not in self.captions:
+            return f"needs --captions '{cell.row}=FILE': {how['how']}"
+        if data not in how.get("released", ()) and model not in (None, *self.models):
             return f"needs --model '{model}=BACKBONE': {self.table.models[model]}"
-        if data is not None and data not in self.data:
+        if data not in (None, *self.data):
             return f"needs --data with {describe_data(data)}"
         return None
 
-    @cache
-    def measure(self, row_name: str, column_name: str) -> float:
+    def measure(self, cell: Cell) -> float:
         """Measure a cell in the unit of the table. ``UserError`` where its value is not defined."""
-        row, column = self.table.rows[row_name], self.table.columns[column_name]
-        data, model = str(data_of(column)), str(row.model)
-        if "mean" in column:
-            others = self._averaged(row, column)
-            return fmean(self.measure(row_name, name) for name in others)
-        if "set" in column:
-            value = self._agreement(row, column)
-        elif "retrieval" in column:
-            value = self._recall(model, data)[column["retrieval"]]
-        elif "specificity" in column:
-            value = getattr(self._specificity(model, data), column["specificity"])
-        elif "captions" in column:
-            value = self._captions(row, column)
-        elif "size" in column:
+        how = cell.how
+        if "mean" in how:
+            return fmean(map(self.measure, self._averaged(cell)))
+        if "set" in how:
+            return self._agreement(cell) * float(how.get("factor", 100))
+        model, data = str(how.get("model")), str(how["data"])
+        if "retrieval" in how:
+            value = self._recall(model, data)[how["retrieval"]]
+        elif "specificity" in how:
+            value = self._specificity(model, data)[how["specificity"]]
+        elif "size" in how:
             cost = encoder_cost(self._encoder(model).encoder)  # type: ignore[arg-type]
-            value = getattr(cost, column["size"])
+            value = getattr(cost, how["size"])
+        elif "zero_shot" in how:
+            options = self.data[data], data_sets()[data]["prompts"]
+            value = zero_shot_accuracy(self._encoder(model), *options)
+        elif how["captions"] in CAPTION_COLUMNS:
+            evaluation = self._evaluation(cell.row, data)
+            if how["captions"] not in evaluation.metrics:
+                raise ConfigError(evaluation.left_out[how["captions"]])
+            value = evaluation.metrics[how["captions"]]
         else:
-            prompts = data_sets()[data]["prompts"]
-            folder = self.data[data]
-            value = zero_shot_accuracy(self._encoder(model), folder, prompts)
-        return float(value) * column.get("factor", 100 if "set" in column else 1)
+            value = self._mean_score(cell)
+        return value * float(how.get("factor", 1))
 
-    def _averaged(self, row: Row, column: Column) -> list[str]:
-        """The columns whose mean a column is, of those in which the row has a value."""
-        names, columns = column["mean"], self.table.columns
-        printed = [name for name in row.values if "mean" not in columns[name]]
-        return [name for name in printed if names == "all" or name in names]
+    def _averaged(self, cell: Cell) -> list[Cell]:
+        """The cells whose mean a cell is."""
+        names = cell.how["mean"]
+        row = [one for one in self.table.cells if one.row == cell.row]
+        plain = [one for one in row if "mean" not in one.how]
+        return [one for one in plain if names == "all" or one.column in names]
 
-    def _agreement(self, row: Row, column: Column) -> float:
-        """The mean of the figures of a column, over the parts of a set."""
-        kwargs = json.dumps(column.get("kwargs", {}))
-        figures = self._figures(row.name, str(data_of(column)), column["set"], kwargs)
+    def _agreement(self, cell: Cell) -> float:
+        """The mean of the figures of a cell, over the parts of a set."""
+        how = cell.how
+        shared = {key: how[key] for key in how if key not in CHOICES}
         values = []
-        for part, found in figures.items():
-            if column.get("part", part) != part:
+        for part, figures in self._figures(cell.row, json.dumps(shared)).items():
+            if how.get("part", part) != part:
                 continue
-            for name in column.get("figures") or [column["figure"]]:
+            for name in how.get("figures") or [how["figure"]]:
                 # Metrics without references have it without "1 reference, ".
-                value = found.get(name, found.get(name.rpartition(", ")[2]))
+                value = figures.get(name, figures.get(name.rpartition(", ")[2]))
                 if value is None:
                     raise ConfigError(f"{part}: {name} is not defined")
                 values.append(value)
         return fmean(values)
 
     @cache
-    def _sets(self, data: str, name: str, kwargs: str) -> Sequence[JudgementSet]:
-        folder, options = self.data[data], json.loads(kwargs)
-        if name == "ratings":
-            folder /= data_sets()[data]["files"][0][0]
-        return sets.load(name, folder, self.config.images, self.config.partial, options)
+    def _figures(self, row: str, text: str) -> Mapping[str, Mapping[str, float | None]]:
+        """Part of a set -> figure of a row's metric -> value; ``text`` is how it is measured."""
+        how = json.loads(text)
+        parts = self._sets(how["data"], how["set"], json.dumps(how.get("options", {})))
+        released = how.get("released", {}).get(how["set"])
+        if released is not None and how["model"] not in self.models:
+            made = [rated_figures(part, part.released[released]) for part in parts]
+        else:
+            if "name" in how:
+                metric = self._builder.build(*NAMES[how["name"]][1:])
+            else:
+                is_video = how["set"] in VIDEOS and "video" in how
+                metric = self._reward(how["video" if is_video else "reward"], how)
+            check_columns(row, metric.columns, parts)
+            made = [score_set(part, metric) for part in parts]
+        return {
+            part.name: {figure.name: figure.value for figure in figures}
+            for part, figures in zip(parts, made, strict=True)
+        }
 
     @cache
-    def _figures(
-        self, name: str, data: str, set_name: str, kwargs: str
-    ) -> Mapping[str, Mapping[str, float | None]]:
-        """Part of a set -> figure of a row's metric -> value."""
-        row, parts = self.table.rows[name], self._sets(data, set_name, kwargs)
-        source = row.source
-        released = source.get("released", {}).get(set_name)
-        metric = None
-        if released is None or row.model in self.models:
-            if "name" in source:
-                metric = self._builder.build(*NAMES[source["name"]][1:])
-            else:
-                video = source.get("video") if set_name in VIDEOS else None
-                metric = self._reward(video or source["reward"], row.model, source)
-            check_columns(name, metric.columns, parts)
-        found = {}
-        for judged in parts:
-            figures = (
-                rated_figures(judged, judged.released[str(released)])
-                if metric is None
-                else score_set(judged, metric)
-            )
-            found[judged.name] = {figure.name: figure.value for figure in figures}
-        return found
+    def _sets(self, data: str, name: str, options: str) -> Sequence[JudgementSet]:
+        folder = self.data[data]
+        if name == "ratings":
+            folder /= data_sets()[data]["files"][0][0]
+        images, partial = self.config.images, self.config.partial
+        return sets.load(name, folder, images, partial, json.loads(options))
 
-    def _reward(
-        self, name: str, model: str | None, source: Mapping[str, Any]
-    ) -> Reward:
-        """A reward whose weights are those of a ``model`` that the user named."""
-        options = dict(source.get("kwargs", {}))
-        if model is not None:
-            backbone, _, pretrained = self.models[model].partition("@")
-            options.setdefault(source.get("argument", "backbone"), backbone)
-            if pretrained:
-                options.setdefault("pretrained", pretrained)
-        with config_errors(f"--model {model}"):
+    def _reward(self, name: str, how: Values) -> Reward:
+        """A reward whose weights are those of the model that the user named."""
+        options = dict(how.get("kwargs", {}))
+        if "model" in how:
+            backbone, _, pretrained = self.models[how["model"]].partition("@")
+            options.setdefault(how.get("argument", "backbone"), backbone)
+            options |= {"pretrained": pretrained} if pretrained else {}
+        with config_errors(f"--model {how.get('model')}"):
             return self._builder.build(name, options)
 
     @cache
     def _recall(self, model: str, data: str) -> Mapping[str, float]:
-        examples, encoder = self._examples(data), self._encoder(model)
-        texts, owners = texts_of(examples)["references"]
-        images = encoder.embed_images([example["image"] for example in examples])
+        rows, encoder = self._rows(data), self._encoder(model)
+        texts, owners = texts_of(rows)["references"]
+        images = encoder.embed_images([row["image"] for row in rows])
         return retrieval_recall(images, encoder.embed_texts(texts), owners)
 
     @cache
-    def _specificity(self, model: str, data: str) -> SpecificityRates:
+    def _specificity(self, model: str, data: str) -> Mapping[str, float]:
         """As the released code averages: ``released_specificity_rates``, of cosines."""
-        metric = self._reward("specs", model, {"kwargs": {"scale": "shifted"}})
+        how = {"model": model, "kwargs": {"scale": "shifted"}}
         cosines = []
-        for scored in score_rows(metric, self._examples(data)):
+        for scored in score_rows(self._reward("specs", how), self._rows(data)):
             cosines.append(Chain(*([2 * score - 1 for score in own] for own in scored)))
-        return released_specificity_rates(cosines)
+        return released_specificity_rates(cosines)._asdict()
 
-    def _captions(self, row: Row, column: Column) -> float:
-        """A metric of the COCO toolkit, or the mean of a reward, of captions in a file."""
-        data, metric = str(data_of(column)), column["captions"]
-        if metric in CAPTION_COLUMNS:
-            evaluation = self._evaluation(row.name, data)
-            if metric not in evaluation.metrics:
-                raise ConfigError(evaluation.left_out[metric])
-            return evaluation.metrics[metric]
-        reward = self._reward(metric, column.get("model"), column)
-        captions, references = self._read(row.name, data)
-        columns: dict[str, Any] = {
-            "references": references_for(captions, references, data)
-        }
+    def _mean_score(self, cell: Cell) -> float:
+        """The mean of a reward of captions in a file."""
+        data, name = str(cell.how["data"]), cell.how["captions"]
+        reward = self._reward(name, cell.how)
+        captions, references = self._read(cell.row, data)
+        own: Any = references_for(captions, references, data)
+        columns = {"references": own}
         if "image" in reward.columns:
             beside = [self.data[data] / below for below in data_sets()[data]["images"]]
             images = next(filter(Path.is_dir, beside), beside[0])
             columns["image"] = find_images(self.config.images or images, captions)
         texts = list(captions.values())
-        return fmean(score_captions(reward, metric, None, texts, columns))
+        return fmean(score_captions(reward, name, None, texts, columns))
 
     @cache
-    def _evaluation(self, name: str, data: str) -> Evaluation:
-        return evaluate_captions(*self._read(name, data))
+    def _evaluation(self, row: str, data: str) -> Evaluation:
+        return evaluate_captions(*self._read(row, data))
 
     @cache
-    def _read(self, name: str, data: str) -> tuple[Captions, References]:
+    def _read(self, row: str, data: str) -> tuple[Captions, References]:
         """The captions of a row's file, and the references of the data set."""
-        file, entry = self.captions[name], data_sets()[data]
+        file, entry = self.captions[row], data_sets()[data]
         paths = [self.data[data] / names[0] for names in entry["files"]]
         path = next(filter(Path.is_file, paths))
         references = read_references(path, entry.get("split"), has_splits=False)
@@ -252,23 +231,20 @@ class Measures:
         return load_dual_encoder(config, f"--model {model}")
 
     @cache
-    def _examples(self, data: str) -> Sequence[Example]:
+    def _rows(self, data: str) -> Sequence[Row]:
         """The images and captions of a data set; all splits where its entry names none."""
         entry = data_sets()[data]
         path = str(self.data[data] / entry.get("path", ""))
         read = build_data(DataConfig(path=path, **entry["reader"]))
-        if entry["split"] is not None:
-            return read.split(entry["split"])
-        return list(chain.from_iterable(map(read.split, read.splits)))
+        wanted = [entry["split"]] if entry["split"] else read.splits
+        return list(chain.from_iterable(map(read.split, wanted)))
 
 
 def _named(option: str, pairs: Sequence[str], names: Collection[str]) -> dict[str, str]:
     """``NAME=VALUE`` of an option -> {name: value}; ``ConfigError`` for another name."""
-    values = {}
-    for pair in pairs:
-        name, _, value = pair.partition("=")
-        if not value or name not in names:
-            expected = f"NAME=VALUE with a name of {', '.join(names) or 'none'}"
-            raise ConfigError(f"--{option} is {pair!r}: expected {expected}")
-        values[name] = value
+    values = dict(pair.partition("=")[::2] for pair in pairs)
+    unknown = values.keys() - set(names)
+    if unknown:
+        expected = f"NAME=VALUE with a name of {', '.join(names)}"
+        raise ConfigError(f"--{option} has {unknown}: expected {expected}")
     return values

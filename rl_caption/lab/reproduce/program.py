@@ -5,8 +5,6 @@ side.
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from decimal import Decimal
 from pathlib import Path
 
 from rewards.base import RewardError
@@ -19,6 +17,7 @@ from rl_caption.lab.config import ReproduceConfig
 from rl_caption.lab.reproduce.measures import Measures
 from rl_caption.lab.reproduce.tables import (
     PAPERS,
+    Cell,
     Paper,
     Table,
     describe_data,
@@ -26,27 +25,6 @@ from rl_caption.lab.reproduce.tables import (
     load_paper,
 )
 from rl_caption.runtime.errors import ConfigError, UserError
-
-
-@dataclass
-class Cell:
-    """One published value of a table, and what was measured, or why nothing was."""
-
-    row: str
-    column: str
-    published: Decimal
-    measured: float | None = None
-    reason: str | None = None
-
-    @property
-    def as_printed(self) -> Decimal:
-        """The measured value with as many decimals as the published one."""
-        return Decimal(repr(self.measured)).quantize(self.published)
-
-    @property
-    def difference(self) -> Decimal | None:
-        """Measured less published, both as printed; None where nothing was measured."""
-        return None if self.measured is None else self.as_printed - self.published
 
 
 def main(config: ReproduceConfig) -> int:
@@ -72,40 +50,32 @@ def reproduce(table: Table, config: ReproduceConfig) -> str:
     quiet_libraries()
     folder = None if config.out is None else check_writable(config.out)
     measures = Measures(table, config)
-    cells = make_cells(measures)
-    todo = [cell for cell in cells if cell.reason is None]
+    for cell in table.cells:
+        cell.reason = measures.obstacle(cell)
+    todo = [cell for cell in table.cells if cell.reason is None]
     if not todo:
-        reasons = "\n".join(f"  {line}" for line in _reasons(cells))
+        reasons = "\n".join(f"  {line}" for line in _reasons(table.cells))
         raise ConfigError(
             f"no row of {table.paper} {table.key} ({table.title}) can be made:\n{reasons}"
         )
     for cell in progress(todo, "cells", "cell"):
         try:
-            cell.measured = measures.measure(cell.row, cell.column)
+            cell.measured = measures.measure(cell)
         except (UserError, RewardError, ModuleNotFoundError) as error:
             cell.reason = str(error)
-    text = as_markdown(table, cells)
+    text = as_markdown(table)
     if folder is not None:
         write_text(folder / "reproduce.md", text)
-        content = []
-        for cell in cells:
-            told = asdict(cell) | {"published": float(cell.published)}
-            gain = cell.difference
-            content.append(told | {"difference": None if gain is None else float(gain)})
-        values = {"paper": table.paper, "table": table.key, "cells": content}
-        write_json(folder / "reproduce.json", values | {"notes": list(table.notes)})
+        cells = []
+        for cell in table.cells:
+            published = float(cell.published)
+            told = {"row": cell.row, "column": cell.column, "published": published}
+            told |= {"measured": cell.measured, "reason": cell.reason}
+            cells.append(told)
+        about = {"paper": table.paper, "table": table.key, "notes": list(table.notes)}
+        write_json(folder / "reproduce.json", about | {"cells": cells})
         print(f"wrote reproduce.md and reproduce.json in {folder}", file=sys.stderr)
     return text
-
-
-def make_cells(measures: Measures) -> list[Cell]:
-    """The cells of a table, with the reasons why some cannot be measured."""
-    cells = []
-    for row in measures.table.rows.values():
-        for column, published in row.values.items():
-            reason = measures.obstacle(row.name, column)
-            cells.append(Cell(row.name, column, published, reason=reason))
-    return cells
 
 
 def _reasons(cells: Sequence[Cell]) -> list[str]:
@@ -125,12 +95,12 @@ def _reasons(cells: Sequence[Cell]) -> list[str]:
     return lines
 
 
-def as_markdown(table: Table, cells: Sequence[Cell]) -> str:
+def as_markdown(table: Table) -> str:
     """A line for each cell that was measured; then the rows that were not, with the reasons, and
     notes.
     """
     lines, equal = [], []
-    for cell in cells:
+    for cell in table.cells:
         if cell.difference is not None:
             difference = f"{'+' if cell.difference > 0 else ''}{cell.difference}"
             values = str(cell.published), str(cell.as_printed), difference
@@ -145,7 +115,7 @@ def as_markdown(table: Table, cells: Sequence[Cell]) -> str:
             f"{sum(equal)} of {len(equal)} measured values are the published ones."
         )
     notes = [f"- {note}" for note in table.notes]
-    for title, items in (("Not measured:", _reasons(cells)), ("Notes:", notes)):
+    for title, items in (("Not measured:", _reasons(table.cells)), ("Notes:", notes)):
         if items:
             blocks.append("\n".join([title, "", *items]))
     return "\n\n".join(blocks) + "\n"
@@ -162,8 +132,9 @@ def list_tables(paper: Paper) -> Iterator[str]:
         for name in table.data:
             yield f"- data: {describe_data(name)}"
             measures.data[name] = Path(name)
-        cells = make_cells(measures)
-        yield from _reasons(cells)
-        made = dict.fromkeys(cell.row for cell in cells if cell.reason is None)
+        for cell in table.cells:
+            cell.reason = measures.obstacle(cell)
+        yield from _reasons(table.cells)
+        made = dict.fromkeys(cell.row for cell in table.cells if cell.reason is None)
         if made:
             yield f"- {'; '.join(made)}: from the data alone"

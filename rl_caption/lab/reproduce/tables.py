@@ -11,12 +11,13 @@ source is one of
 - ``captions``: captions that the user names, and ``how`` to make them;
 - ``why``: the reason why the row cannot be made.
 
-A column is measured by one of ``set`` (with ``figure``: agreement with people or accuracy on hard
-negatives), ``retrieval``, ``zero_shot``, ``specificity``, ``captions`` (a metric of captions),
-``size`` (the cost of a model), or ``mean`` (of other columns).
+A column is measured by one of ``set`` (with its ``options`` and a ``figure``: agreement with people
+or accuracy on hard negatives), ``retrieval``, ``zero_shot``, ``specificity``, ``captions`` (a metric
+of captions), ``size`` (the cost of a model), or ``mean`` (of other columns).
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from functools import cache
 from itertools import product
@@ -31,37 +32,53 @@ FOLDER = Path(__file__).parent
 PAPERS = ("l_clipscore", "pac_s", "specs", "icc", "semantic_guidance")
 ROW = "row"
 """In place of a model's name: the name of the row."""
-Column = Mapping[str, Any]
 
 
-class Row(NamedTuple):
-    """A published row."""
+@dataclass
+class Cell:
+    """One published value of a table, and what was measured, or why nothing was."""
 
-    name: str
-    values: Mapping[str, Decimal]
-    """Column -> value with the digits that are printed; nothing is printed in other columns."""
-    source: Mapping[str, Any]
-    model: str | None
-    """The name of the model that the user has to name, if any."""
+    row: str
+    column: str
+    published: Decimal
+    """With the digits that are printed."""
+    how: Mapping[str, Any]
+    """What measures it: the entries of its row and column."""
+    measured: float | None = None
+    reason: str | None = None
+
+    @property
+    def as_printed(self) -> Decimal:
+        """The measured value with as many decimals as the published one."""
+        return Decimal(repr(self.measured)).quantize(self.published)
+
+    @property
+    def difference(self) -> Decimal | None:
+        """Measured less published, both as printed; None where nothing was measured."""
+        return None if self.measured is None else self.as_printed - self.published
 
 
 class Table(NamedTuple):
-    """A table of a paper: columns, each with what measures it, and rows."""
+    """A table of a paper."""
 
     paper: str
     key: str
     """Its number, as the paper writes it."""
     title: str
-    columns: Mapping[str, Column]
-    rows: Mapping[str, Row]
+    cells: Sequence[Cell]
+    """Row by row; where nothing is printed there is none."""
     models: Mapping[str, str]
     """Name of a model -> which weights it is, where they are from and what they cost."""
     notes: Sequence[str]
 
     @property
+    def rows(self) -> list[str]:
+        return list(dict.fromkeys(cell.row for cell in self.cells))
+
+    @property
     def data(self) -> list[str]:
         """The data sets that it is measured on."""
-        return list(dict.fromkeys(filter(None, map(data_of, self.columns.values()))))
+        return list(dict.fromkeys(filter(None, (c.how["data"] for c in self.cells))))
 
 
 class Paper(NamedTuple):
@@ -95,19 +112,19 @@ def _table(
     # A table's own sources come before those of the paper.
     own, default = table.get("metrics", {}), table.get("default")
     models = dict(content["models"])
-    rows = {}
-    for name, texts in printed.items():
-        source = own.get(name) or default or content["metrics"].get(name)
+    cells = []
+    for row, texts in printed.items():
+        source = own.get(row) or default or content["metrics"].get(row)
         source = source or content.get("default", {})
-        model = source.get("model")
-        if model == ROW:
-            model = name
-            models[name] = source["how"]
-        cells = zip(table["columns"], texts, strict=True)
-        values = {column: Decimal(text) for column, text in cells if text != "null"}
-        rows[name] = Row(name, values, source, model)
-    notes = table.get("notes", ())
-    return Table(paper, key, table["title"], table["columns"], rows, models, notes)
+        if source.get("model") == ROW:
+            models[row] = source["how"]
+            source = source | {"model": row}
+        columns = table["columns"].items()
+        for text, (name, column) in zip(texts, columns, strict=True):
+            how = {"data": column.get("set") or column.get("zero_shot")}
+            if text != "null":
+                cells.append(Cell(row, name, Decimal(text), how | source | column))
+    return Table(paper, key, table["title"], cells, models, table.get("notes", ()))
 
 
 def find_table(paper: str, key: str, names: Sequence[str] | None = None) -> Table:
@@ -118,11 +135,12 @@ def find_table(paper: str, key: str, names: Sequence[str] | None = None) -> Tabl
     if key.upper() not in tables:
         raise ConfigError(f"table is {key!r}: {paper} has {', '.join(tables)}")
     table = tables[key.upper()]
-    unknown = set(names or ()) - table.rows.keys()
+    unknown = set(names or ()) - {*table.rows}
     if unknown:
         listed = "; ".join(table.rows)
         raise ConfigError(f"rows has {unknown}: {paper} {table.key} has {listed}")
-    return table._replace(rows={name: table.rows[name] for name in names or table.rows})
+    chosen = [cell for cell in table.cells if cell.row in (names or table.rows)]
+    return table._replace(cells=chosen)
 
 
 @cache
@@ -130,12 +148,6 @@ def data_sets() -> Mapping[str, Mapping[str, Any]]:
     """Name of a data set -> its entry in ``data.yaml``."""
     content: Any = yaml.safe_load((FOLDER / "data.yaml").read_text(encoding="utf-8"))
     return dict(content)
-
-
-def data_of(column: Column) -> str | None:
-    """The data set that a column is measured on, if any."""
-    keys = [key for key in ("data", "set", "zero_shot") if key in column]
-    return column[keys[0]] if keys else None
 
 
 def describe_data(name: str) -> str:

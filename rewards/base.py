@@ -177,10 +177,11 @@ def passes_on(
     def with_signature(function: Function) -> Function:
         """Put the options of ``targets`` into the function's signature."""
         signature = inspect.signature(function)
-        options = dict(signature.parameters)
-        for name, option in signature.parameters.items():
-            if option.kind is option.VAR_KEYWORD:
-                del options[name]
+        options = {
+            name: option
+            for name, option in signature.parameters.items()
+            if option.kind is not option.VAR_KEYWORD
+        }
         for target in targets:
             for name, option in inspect.signature(target).parameters.items():
                 if name not in without:
@@ -199,22 +200,18 @@ def as_texts(completions: Sequence[Any]) -> list[str]:
     Raises:
         RewardError: an item is neither a string nor a list of ``{"role", "content"}`` messages.
     """
-    if set(map(type, completions)) == {str}:
-        return list(completions)
     return [_as_text(completion, row) for row, completion in enumerate(completions)]
 
 
 def _as_text(completion: Any, row: int) -> str:
-    if isinstance(completion, str):
-        return completion
+    content = completion
     if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
         content = completion[-1].get("content")
-        if isinstance(content, str):
-            return content
         if isinstance(content, list):
-            return "".join(
-                item.get("text", "") for item in content if isinstance(item, dict)
-            )
+            parts = (part for part in content if isinstance(part, dict))
+            content = "".join(part.get("text", "") for part in parts)
+    if isinstance(content, str):
+        return content
     raise RewardError(
         f"completion {row} is {completion!r:.80}: expected a string or messages"
     )
@@ -252,17 +249,10 @@ def checked_scores(reward: Any, scores: Any, count: int) -> list[float]:
 
 def _as_number(value: Any) -> float:
     """``value`` as a float; NaN where it is no number."""
-    if isinstance(value, str | bytes):
-        return math.nan
     try:
-        return float(value)
-    except (
-        TypeError,
-        ValueError,
-        OverflowError,
-        RuntimeError,
-    ):  # a tensor of several elements
-        return math.nan
+        return math.nan if isinstance(value, str | bytes) else float(value)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return math.nan  # RuntimeError: a tensor of several elements
 
 
 def score_captions(
@@ -325,15 +315,14 @@ def required_column(
     return images
 
 
-def finished_captions(
-    columns: dict[str, Any], reward: str, count: int
-) -> Sequence[Any]:
-    """Return the column ``finished``, ``count`` booleans; if it is missing, every caption counts as
-    finished.
+def eos_captions(reward: Any, columns: dict[str, Any], count: int) -> Sequence[Any]:
+    """Whether each of ``count`` captions gets the token EOS, which ``reward.eos`` counts.
+
+    It is the column ``finished``; if that is missing, every caption counts as finished.
     """
-    if columns.get("finished") is None:
-        return [True] * count
-    return required_column(columns, "finished", reward, count)
+    if not reward.eos or columns.get("finished") is None:
+        return [reward.eos] * count
+    return required_column(columns, "finished", reward.__name__, count)
 
 
 def reference_lists(
@@ -349,24 +338,20 @@ def reference_lists(
     """
     # A lazy column makes its rows when they are read: in a list they live, and their ids differ.
     rows = list(required_column(columns, "references", reward, count))
-    identities = list(map(id, rows))
-    first = dict(zip(reversed(identities), reversed(range(count)), strict=True))
-    checked = {
-        identity: _checked_references(rows[row], row, reward)
-        for identity, row in first.items()
-    }
-    return list(map(checked.__getitem__, identities))
+    checked: dict[int, tuple[str, ...]] = {}
+    for row, captions in enumerate(rows):
+        if id(captions) not in checked:
+            checked[id(captions)] = _checked_references(captions, row, reward)
+    return [checked[id(captions)] for captions in rows]
 
 
 def _checked_references(captions: Any, row: int, reward: str) -> tuple[str, ...]:
-    if type(captions) in (list, tuple) and set(map(type, captions)) == {str}:
-        return tuple(captions)
-    texts = (
-        ()
-        if isinstance(captions, str) or not isinstance(captions, Sequence)
-        else captions
-    )
-    if not texts or not all(isinstance(caption, str) for caption in texts):
+    texts: Any = None if isinstance(captions, str) else captions
+    if (
+        not isinstance(texts, Sequence)
+        or not texts
+        or not all(isinstance(caption, str) for caption in texts)
+    ):
         raise RewardError(
             f"reward {reward!r}: row {row} has the references {captions!r:.80}: expected a list of "
             f"strings"

@@ -26,46 +26,30 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
     """
     start = logged = time.monotonic()
     shows = is_main_process()
+    disable = None if shows else True
     with tqdm(
-        total=len(items),
-        desc=title,
-        leave=False,
-        delay=2,
-        disable=None if shows else True,
+        total=len(items), desc=title, leave=False, delay=2, disable=disable
     ) as bar:
         for first in range(0, len(items), size):
             chunk = items[first : first + size]
             yield chunk
             bar.update(len(chunk))
             now = time.monotonic()
-            count = first + len(chunk)
             if shows and bar.disable and now - logged >= _LOG_SECONDS:
-                rate = count / (now - start)
                 logged = now
-                left = (len(items) - count) / rate
-                logger.info(
-                    "%s: %d of %d, %.1f per second, %.0f s left",
-                    title,
-                    count,
-                    len(items),
-                    rate,
-                    left,
-                )
+                done = first + len(chunk)
+                seconds = now - start
+                logger.info("%s: %d of %d in %.0f s", title, done, len(items), seconds)
 
 
 def is_main_process() -> bool:
     """Whether this is rank 0; before ``torch.distributed`` is initialised, by the launcher's
     ``RANK``.
     """
-    torch = sys.modules.get(
-        "torch"
-    )  # a process that has not imported it is in no group
-    if (
-        torch is not None
-        and torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-    ):
-        return bool(torch.distributed.get_rank() == 0)
+    torch = sys.modules.get("torch")  # not imported: in no group
+    distributed = torch and torch.distributed
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        return bool(distributed.get_rank() == 0)
     return os.environ.get("RANK", "0") == "0"
 
 

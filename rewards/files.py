@@ -129,14 +129,11 @@ def remove_leftovers(folder: str | Path, older_than: float = 60.0) -> None:
     Files changed less than ``older_than`` seconds ago stay, because a running process may be
     writing them.
     """
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for entry in os.scandir(folder):
-            if _LEFTOVER.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-                with contextlib.suppress(
-                    FileNotFoundError
-                ):  # another process removes it, too
-                    if time.time() - entry.stat().st_mtime > older_than:
-                        os.unlink(entry.path)
+    for file in Path(folder).glob(".*.tmp"):
+        with contextlib.suppress(FileNotFoundError):  # another process removes it, too
+            age = time.time() - file.lstat().st_mtime
+            if age > older_than and file.is_file() and _LEFTOVER.fullmatch(file.name):
+                file.unlink()
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:

@@ -164,10 +164,7 @@ def export_hint(folder: str | Path) -> str:
     """
     for name in EXPORTS:
         export = Path(folder) / name
-        if any(
-            (export / file).is_file()
-            for file in ("config.json", "open_clip_config.json")
-        ):
+        if any(export.glob("*config.json")):
             return f"; did you mean {export}?"
     return ""
 
@@ -208,14 +205,9 @@ def load_weights(model: Model, folder: Path) -> Model:
     Raises ``ValueError`` if they do not fit the model. Integer buffers are not loaded.
     """
     weights = read_weights(folder / "model.safetensors")
-    check_state(
-        weights, state_shapes(model, floats_only=True), f"weights in {str(folder)!r}"
-    )
-    model.load_state_dict(
-        {name: tensor.float() for name, tensor in weights.items()},
-        strict=False,
-        assign=True,
-    )
+    check_state(weights, float_state(model), f"weights in {str(folder)!r}")
+    weights = {name: tensor.float() for name, tensor in weights.items()}
+    model.load_state_dict(weights, strict=False, assign=True)
     return model
 
 
@@ -261,32 +253,31 @@ def float_state(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def state_shapes(
-    model: nn.Module, floats_only: bool = False
-) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor in the state dict of ``model``, or of its ``float_state``."""
-    state = float_state(model) if floats_only else model.state_dict()
+def state_shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor in a state dict."""
     return {name: tuple(tensor.shape) for name, tensor in state.items()}
 
 
 def check_state(
-    state: dict[str, Tensor], shapes: dict[str, tuple[int, ...]], what: str
+    state: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str
 ) -> None:
     """Raise ``ValueError`` with the first five keys of ``state`` that are missing, unexpected or of
-    the wrong shape.
+    another shape than in ``expected``, the state dict of the model.
     """
-    shared = shapes.keys() & state.keys()
-    wrong = [name for name in shared if tuple(state[name].shape) != shapes[name]]
+    shapes = state_shapes(state)
+    right = state_shapes(expected)
+    wrong = [
+        f"{name} {list(shapes[name])}, not {list(right[name])}"
+        for name in shapes.keys() & right.keys()
+        if shapes[name] != right[name]
+    ]
     differences = {
-        "missing": sorted(shapes.keys() - state.keys()),
-        "unexpected": sorted(state.keys() - shapes.keys()),
-        "wrong shape": sorted(
-            f"{name} {list(state[name].shape)}, not {list(shapes[name])}"
-            for name in wrong
-        ),
+        "missing": right.keys() - shapes.keys(),
+        "unexpected": shapes.keys() - right.keys(),
+        "wrong shape": wrong,
     }
     problems = [
-        f"{len(names)} {key}: {', '.join(names[:5])}"
+        f"{len(names)} {key}: {', '.join(sorted(names)[:5])}"
         for key, names in differences.items()
         if names
     ]
@@ -320,9 +311,8 @@ def ask_hub(name: str, file: str) -> bool:
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError
 
-    http_error: Any = HfHubHTTPError.__mro__[
-        1
-    ]  # of the client that huggingface_hub was built on
+    # of the client that huggingface_hub was built on
+    http_error: Any = HfHubHTTPError.__mro__[1]
     try:
         get_hf_file_metadata(hf_hub_url(name, file))
     except (OSError, http_error) as error:

@@ -115,8 +115,7 @@ def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Lay
         if table is not None and not shape.get("text_cfg", {}).get("embed_cls"):
             options["force_context_length"] = len(table)
         model = open_clip.create_model(name, pretrained_image=False, **options)
-        shapes = {key: tuple(value.shape) for key, value in state.items()}
-        if state_shapes(model) == shapes:
+        if state_shapes(model.state_dict()) == state_shapes(state):
             model.load_state_dict(state)
             return model, "plain"
     # Other layouts, and images of another size.
@@ -250,7 +249,7 @@ def load_tuned(name: str, path: Path, tuned_from: str) -> Any:
             weights[key.removeprefix("text.")] = value
     with torch.random.fork_rng(devices=[]):  # the initial weights are overwritten
         model: Any = open_clip.CLIP(**shape)
-    check_state(weights, state_shapes(model), "weights")
+    check_state(weights, model.state_dict(), "weights")
     model.load_state_dict(weights)
     size = {"size": model.visual.image_size}
     preprocessing = merge_preprocess_dict(asdict(PreprocessCfg()), tag) | size

@@ -6,9 +6,9 @@ that the caption does not say. The prompt is our own.
 """
 
 import hashlib
-import math
 from collections.abc import Sequence
 from itertools import islice
+from statistics import fmean
 from string import ascii_uppercase
 from typing import Annotated, Any
 
@@ -23,7 +23,7 @@ from rewards.base import (
     required_column,
 )
 from rewards.language.models import Question, build_model
-from rewards.options import check_type, check_values
+from rewards.options import Count, check_type, check_values
 
 NOT_SAID = "The caption does not say."
 PROMPT = (
@@ -37,7 +37,7 @@ class ImageQuestion(TypedDict):
     """One entry of the column ``questions``: ``answer`` is one of ``choices``."""
 
     question: str
-    choices: list[str]
+    choices: Annotated[list[str], Field(min_length=2, max_length=25)]
     answer: str
 
 
@@ -69,11 +69,11 @@ class CaptionQA:
     def __init__(
         self,
         *,
-        words: Annotated[int, Field(ge=1)] | None = 80,
+        words: Count | None = 80,
         seed: int = 0,
         **options: Any,
     ) -> None:
-        check_values(Annotated[int, Field(ge=1)] | None, words=words)
+        check_values(Count | None, words=words)
         name = self.__name__
         self.language_model = build_model(name, **options)
         self.words = words
@@ -98,7 +98,8 @@ class CaptionQA:
         right: list[int] = []
         for row, caption in enumerate(captions):
             where = f"reward {self.__name__!r}: row {row}"
-            for index, item in enumerate(check_questions(rows[row], where)):
+            items = check_questions(rows[row], f"{where}, questions")
+            for index, item in enumerate(items):
                 order = self.seed, str(image_ids[row]), index
                 choices = (*item["choices"], NOT_SAID)
                 question, place = pose(
@@ -110,8 +111,7 @@ class CaptionQA:
         scores = []
         for caption, items in zip(captions, rows, strict=True):
             own = islice(answers, len(items))
-            marks = [probabilities[place] for probabilities, place in own]
-            mean = math.fsum(marks) / len(marks)
+            mean = fmean(probabilities[place] for probabilities, place in own)
             scores.append(mean * length_factor(caption, self.words))
         return checked_scores(self, scores, len(captions))
 
@@ -140,17 +140,15 @@ def pose(
 
 def is_found(probabilities: Sequence[float], right: int) -> bool:
     """Whether the right choice is the most probable one; of equal ones the first counts."""
-    return max(range(len(probabilities)), key=probabilities.__getitem__) == right
+    return probabilities.index(max(probabilities)) == right
 
 
 def shuffled_choices(count: int, seed: int, image_id: str, index: int) -> list[int]:
     """An order of ``count`` choices that depends on seed, image and number of the question alone."""
 
-    def key(choice: int) -> bytes:
-        text = f"{seed}\0{image_id}\0{index}\0{choice}"
-        return hashlib.blake2b(text.encode(), digest_size=8).digest()
-
-    return sorted(range(count), key=key)
+    texts = [f"{seed}\0{image_id}\0{index}\0{choice}" for choice in range(count)]
+    keys = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
+    return sorted(range(count), key=keys.__getitem__)
 
 
 def length_factor(caption: str, words: int | None) -> float:
@@ -161,23 +159,14 @@ def length_factor(caption: str, words: int | None) -> float:
 
 def check_questions(items: Any, where: str) -> list[ImageQuestion]:
     """The questions of an image, at least one. Raises ``RewardError`` that begins with ``where``."""
-    if not isinstance(items, list | tuple) or not items:
-        raise RewardError(
-            f"{where}: questions are {items!r:.80}: expected a list of questions"
-        )
+    questions = Annotated[list[ImageQuestion], Field(min_length=1)]
+    check_type(items, questions, where, RewardError)
     for index, item in enumerate(items):
-        name = f"{where}, question {index}"
-        check_type(item, ImageQuestion, name, RewardError)
         choices = item["choices"]
         different = {" ".join(choice.split()) for choice in choices} - {"", NOT_SAID}
-        if not 2 <= len(choices) < len(ascii_uppercase) or len(different) < len(
-            choices
-        ):
+        if len(different) < len(choices) or item["answer"] not in choices:
             raise RewardError(
-                f"{name}: choices are {choices!r:.80}: expected 2 to 25 different ones"
+                f"{where}[{index}]: choices are {choices!r:.80} and answer is "
+                f"{item['answer']!r:.80}: expected different choices, one of them the answer"
             )
-        if item["answer"] not in choices:
-            raise RewardError(
-                f"{name}: answer is {item['answer']!r:.80}: expected one of choices"
-            )
-    return list(items)
+    return items

@@ -6,10 +6,10 @@ recall of the references', their F. Claims are the detail units of SPECS
 (``rewards.text.detail_units``); prompts are our own.
 """
 
-import math
 import re
 from collections.abc import Sequence
 from itertools import islice
+from statistics import fmean
 from typing import Any, Literal
 
 from rewards.base import (
@@ -114,7 +114,7 @@ class Claims:
         longest = [max(texts, key=len, default="") for texts in references]
         claims = list(map(distinct, detail_units_of([*captions, *longest])))
         questions: list[Question] = []
-        sizes: list[tuple[int, int]] = []
+        sizes = []
         for row, caption in enumerate(captions):
             where = f"reward {self.__name__!r}: row {row}"
             said = [] if self.score == "recall" else claims[row]
@@ -138,11 +138,9 @@ class Claims:
         for said_count, expected_count in sizes:
             precision = _mean(list(islice(truth, said_count)))
             recall = _mean(list(islice(truth, expected_count)))
-            # The harmonic mean of both.
-            f = 2 * precision * recall / (precision + recall or 1)
-            scores.append(
-                {"precision": precision, "recall": recall, "f": f}[self.score]
-            )
+            harmonic = 2 * precision * recall / (precision + recall or 1)
+            values = {"precision": precision, "recall": recall, "f": harmonic}
+            scores.append(values[self.score])
         return checked_scores(self, scores, count)
 
 
@@ -152,9 +150,8 @@ def distinct(claims: Sequence[str]) -> list[str]:
     """
     firsts: dict[str, str] = {}
     for claim in claims:
-        firsts.setdefault(
-            " ".join(re.findall(r"\w+", _UNSAID.sub(" ", claim.casefold()))), claim
-        )
+        words = re.findall(r"\w+", _UNSAID.sub(" ", claim.casefold()))
+        firsts.setdefault(" ".join(words), claim)
     return list(firsts.values())
 
 
@@ -164,4 +161,4 @@ def _in_text(claim: str, texts: Sequence[str], where: str) -> Question:
 
 
 def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
+    return fmean(values) if values else 0.0

@@ -8,7 +8,6 @@ one digit from 0 to 9 is, by one forward pass.
 
 import math
 from collections.abc import Sequence
-from string import Formatter
 from typing import Any
 
 from rewards.base import (
@@ -57,19 +56,14 @@ class VlmJudge:
         self, *, references: bool = False, prompt: str | None = None, **options: Any
     ) -> None:
         self.prompt = prompt or (REFERENCE_PROMPT if references else PROMPT)
-        expected = {"caption", "references"} if references else {"caption"}
-        fields = {
-            name for _, name, _, _ in Formatter().parse(self.prompt) if name is not None
-        }
-        if fields != expected:
-            raise ValueError(
-                f"prompt has the fields {sorted(fields)}: expected {sorted(expected)}, in braces"
-            )
-        name = self.__name__
-        self.language_model = build_model(name, vision=True, **options)
+        if "{caption}" not in self.prompt:
+            raise ValueError(f"prompt is {self.prompt!r:.80}: it has no {{caption}}")
+        self.language_model = build_model(self.__name__, vision=True, **options)
         self.references = references
         self.columns = frozenset({"image", "references"} if references else {"image"})
-        self.signature = f"{name}[{self.language_model.signature},{self.prompt!r}]"
+        self.signature = (
+            f"{self.__name__}[{self.language_model.signature},{self.prompt!r}]"
+        )
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -92,9 +86,8 @@ class VlmJudge:
             prompt = self.prompt.format(caption=caption, references=lines)
             where = f"reward {self.__name__!r}: row {row}"
             questions.append(Question(prompt, DIGITS, where, images[row]))
-        answers = self.language_model.choose(questions)
-        ratings = [
-            math.fsum(digit * mass for digit, mass in enumerate(masses)) / 9
-            for masses in answers
-        ]
+        ratings = []
+        for masses in self.language_model.choose(questions):
+            digits = (digit * mass for digit, mass in enumerate(masses))
+            ratings.append(math.fsum(digits) / 9)
         return checked_scores(self, ratings, count)

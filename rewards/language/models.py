@@ -14,17 +14,14 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar
-
-from pydantic import Field
+from typing import Any, Protocol, TypeVar
 
 from rewards.base import RewardError, naming, optional
 from rewards.devices import Precision, chunks
 from rewards.frozen_model import load_frozen
 from rewards.images import ImageSource, open_image
-from rewards.options import check_values
+from rewards.options import Count, check_values
 
 Answer = TypeVar("Answer")
 LEAST_PROBABILITY = 0.5
@@ -100,26 +97,25 @@ def build_model(
     if endpoint is not None:
         with naming(f"{reward}: endpoint", (TypeError, ValueError)):
             return EndpointModel(reward, chat_template_kwargs, **endpoint)
-    if isinstance(model, str | Path):
-        options = (vision, device, precision, chat_template_kwargs)
-        return LocalModel(str(model), reward, *options)
-    assert model is not None
-    return model
+    if not isinstance(model, str | Path):
+        return model  # type: ignore[return-value]  # not None
+    options = (vision, device, precision, chat_template_kwargs)
+    return LocalModel(str(model), reward, *options)
 
 
-def check_probability(question: Question, probability: float, likely: str) -> None:
+def check_probability(labels: Sequence[str], probability: float, likely: str) -> None:
     """Refuse an answer whose labels are improbable: the model was about to say something else.
 
     Args:
-        question: for the message.
+        labels: of the question.
         probability: of all labels together.
         likely: the most probable token.
     """
     if not probability >= LEAST_PROBABILITY:
         raise RewardError(
-            f"{question.where}: the labels {list(question.labels)} together have the probability "
-            f"{probability:.3g}: expected at least {LEAST_PROBABILITY}. The most probable token is "
-            f"{likely!r}. A model that thinks first needs chat_template_kwargs that turn it off"
+            f"the labels {list(labels)} together have the probability {probability:.3g}: expected "
+            f"at least {LEAST_PROBABILITY}. The most probable token is {likely!r}. A model that "
+            f"thinks first needs chat_template_kwargs that turn it off"
         )
 
 
@@ -159,11 +155,12 @@ class LocalModel:
         self.vision = vision
         if not getattr(self.reader, "chat_template", None):
             raise ValueError(f"{reward}: the model {model!r} has no chat template")
-        kwargs = chat_template_kwargs or {}
-        self.template_kwargs = without_thinking(self.reader) | kwargs
-        self.signature = f"{Path(model).name},{self.frozen.weights},{precision}"
-        if kwargs:
-            self.signature += f",{json.dumps(kwargs, sort_keys=True)}"
+        self.template_kwargs = dict(chat_template_kwargs or {})
+        if "enable_thinking" in str(self.reader.chat_template):
+            self.template_kwargs.setdefault("enable_thinking", False)
+        variables = json.dumps(self.template_kwargs, sort_keys=True)
+        name = Path(model).name
+        self.signature = f"{name},{self.frozen.weights},{precision},{variables}"
 
     def choose(self, questions: Sequence[Question]) -> list[list[float]]:
         """Probabilities of the labels, by one forward pass each.
@@ -171,50 +168,50 @@ class LocalModel:
         Raises ``RewardError`` for a prompt that is longer than the model reads, and for an image
         that cannot be opened or is refused by the processor; the message names the row.
         """
-        answers = []
-        for (question,) in chunks(questions, 1, f"{self.reward}: answers"):
-            (logits,) = self._generate(question, 1).logits
-            answers.append(self._read(question, logits[0].double()))
-        return answers
+        return self._ask(questions, 1, self._shares)
 
     def write(self, questions: Sequence[Question], max_new_tokens: int) -> list[str]:
         """Texts by greedy decoding.
 
         Raises ``RewardError`` as ``choose``, also where a prompt leaves no room for the text.
         """
-        answers = []
-        for (question,) in chunks(questions, 1, f"{self.reward}: texts"):
-            output = self._generate(question, max_new_tokens)
-            new_ids = output.sequences[0, -len(output.logits) :]
-            text = self.tokenizer.decode(new_ids, skip_special_tokens=True)
-            answers.append(str(text))
-        return answers
+        return self._ask(questions, max_new_tokens, self._text)
 
-    def _generate(self, question: Question, max_new_tokens: int) -> Any:
-        """Transformers' output: the tokens, and logits [1, V] of each new one."""
-        with naming(question.where, (ValueError, TypeError, RewardError), RewardError):
-            inputs = self._encode(question)
-            length = inputs["input_ids"].shape[1]
-            most = self.frozen.longest - max_new_tokens + 1
-            if length > most:
-                raise ValueError(
-                    f"the prompt has {length} tokens, the model reads {most}"
+    def _ask(
+        self,
+        questions: Sequence[Question],
+        max_new_tokens: int,
+        read: Callable[[Question, Any], Answer],
+    ) -> list[Answer]:
+        """What ``read`` makes of Transformers' output: the tokens, and logits [1, V] of each new
+        one.
+        """
+        answers = []
+        kinds = (ValueError, TypeError, RewardError)
+        for (question,) in chunks(questions, 1, f"{self.reward}: answers"):
+            with naming(question.where, kinds, RewardError):
+                inputs = self._encode(question)
+                length = inputs["input_ids"].shape[1]
+                most = self.frozen.longest - max_new_tokens + 1
+                if length > most:
+                    raise ValueError(
+                        f"the prompt has {length} tokens, the model reads {most}"
+                    )
+                output = self.frozen.network.generate(
+                    **inputs,
+                    do_sample=False,
+                    num_beams=1,
+                    max_new_tokens=max_new_tokens,
+                    pad_token_id=self.tokenizer.eos_token_id,
+                    output_logits=True,
+                    return_dict_in_generate=True,
                 )
-            return self.frozen.network.generate(
-                **inputs,
-                do_sample=False,
-                num_beams=1,
-                max_new_tokens=max_new_tokens,
-                pad_token_id=self.tokenizer.eos_token_id,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
+                answers.append(read(question, output))
+        return answers
 
     def _encode(self, question: Question) -> Any:
         content: Any = question.text
-        dtype = None
         if self.vision:
-            dtype = self.frozen.network.dtype
             content = [{"type": "text", "text": question.text}]
             if question.image is not None:
                 image = open_image(question.image)
@@ -228,25 +225,23 @@ class LocalModel:
             **self.template_kwargs,
         )
         moved = encoded.to(self.frozen.device)
-        return moved.to(dtype=dtype) if dtype else moved
+        return moved.to(dtype=self.frozen.network.dtype) if self.vision else moved
 
-    def _read(self, question: Question, logits: Any) -> list[float]:
-        """Probabilities of the labels among themselves, from the logits [V] of the next token."""
+    def _shares(self, question: Question, output: Any) -> list[float]:
+        """Probabilities of the labels among themselves, from the logits of the next token."""
         import torch
 
-        with naming(question.where, (ValueError,), RewardError):
-            ids = label_ids(self.tokenizer, question.labels)
+        logits = output.logits[0][0].double()
+        ids = label_ids(self.tokenizer, question.labels)
         scores = torch.stack([torch.logsumexp(logits[pieces], dim=0) for pieces in ids])
         together = (scores.logsumexp(0) - logits.logsumexp(0)).exp().item()
         likely = self.tokenizer.decode([int(logits.argmax())])
-        check_probability(question, together, likely)
+        check_probability(question.labels, together, likely)
         return scores.softmax(dim=0).tolist()
 
-
-def without_thinking(reader: Any) -> dict[str, Any]:
-    """Variables of the chat template by which a model answers at once, if it can think before."""
-    thinks = "enable_thinking" in str(reader.chat_template)
-    return {"enable_thinking": False} if thinks else {}
+    def _text(self, question: Question, output: Any) -> str:
+        new_ids = output.sequences[0, -len(output.logits) :]
+        return self.tokenizer.decode(new_ids, skip_special_tokens=True)
 
 
 def label_ids(tokenizer: Any, labels: Sequence[str]) -> list[list[int]]:
@@ -257,8 +252,8 @@ def label_ids(tokenizer: Any, labels: Sequence[str]) -> list[list[int]]:
     ids = []
     for label in labels:
         both = tokenizer([label, f" {label}"], add_special_tokens=False)["input_ids"]
-        first = {token for tokens in both for token in tokens[:1]}
-        ids.append(sorted(one for one in first if tokenizer.decode([one]).strip()))
+        firsts = {tokens[0] for tokens in both}
+        ids.append([token for token in firsts if tokenizer.decode([token]).strip()])
     if not all(ids) or len(set().union(*ids)) < sum(map(len, ids)):
         raise ValueError(
             f"the first tokens of the labels {list(labels)} are not different"
@@ -295,24 +290,22 @@ class EndpointModel:
         attempts: int = 6,
         timeout: float = 60.0,
     ) -> None:
-        counts = {"concurrency": concurrency, "attempts": attempts}
-        check_values(Annotated[int, Field(ge=1, le=1024)], **counts)
-        check_values(Annotated[float, Field(gt=0, le=86400)], timeout=timeout)
-        openai = optional(
-            "openai", f"{reward}: endpoint needs", "'rl-caption[language]'"
-        )
-        kwargs = chat_template_kwargs
-        self.template_kwargs = {"enable_thinking": False} if kwargs is None else kwargs
+        check_values(Count, concurrency=concurrency, attempts=attempts)
+        optional("openai", f"{reward}: endpoint needs", "'rl-caption[language]'")
+        self.template_kwargs = chat_template_kwargs
+        if chat_template_kwargs is None:
+            self.template_kwargs = {"enable_thinking": False}
         self.reward = reward
         self.url = url
         self.model = model
         self.concurrency = concurrency
-        self.client = partial(
-            openai.OpenAI, base_url=url, timeout=timeout, max_retries=attempts - 1
-        )
-        self.signature = f"{model}@{url}"
-        if kwargs:
-            self.signature += f",{json.dumps(kwargs, sort_keys=True)}"
+        self.options: dict[str, Any] = {
+            "base_url": url,
+            "timeout": timeout,
+            "max_retries": attempts - 1,
+        }
+        variables = json.dumps(self.template_kwargs, sort_keys=True)
+        self.signature = f"{model}@{url},{variables}"
 
     def choose(self, questions: Sequence[Question]) -> list[list[float]]:
         """Probabilities of the labels, among the 20 most probable next tokens.
@@ -333,29 +326,28 @@ class EndpointModel:
         options: dict[str, Any],
     ) -> list[Answer]:
         """What ``read`` makes of the first choice of each answer."""
-        from openai import OpenAIError
+        from openai import OpenAI, OpenAIError
 
         if self.template_kwargs:
             options["extra_body"] = {"chat_template_kwargs": self.template_kwargs}
-        client = self.client(api_key=os.environ.get("OPENAI_API_KEY") or "none")
+        key = os.environ.get("OPENAI_API_KEY") or "none"
+        client = OpenAI(api_key=key, **self.options)
 
         def ask(question: Question) -> Answer:
-            where = f"{question.where}: {self.url}"
-            kinds = (OpenAIError, ValueError, RewardError)
-            with naming(where, kinds, RewardError):
+            where = f"{question.where}: the answer of {self.url}"
+            with naming(where, (OpenAIError, RewardError, *MALFORMED), RewardError):
                 completion = client.chat.completions.create(
                     model=self.model,
                     messages=[{"role": "user", "content": _content(question)}],
                     temperature=0,
                     **options,
                 )
-            with naming(f"{where}: the answer", MALFORMED, RewardError):
                 return read(question, completion.choices[0])
 
         answers: list[Answer] = []
         with client, ThreadPoolExecutor(self.concurrency) as pool:
-            title, size = f"{self.reward}: answers", 4 * self.concurrency
-            for batch in chunks(questions, size, title):
+            size = 4 * self.concurrency
+            for batch in chunks(questions, size, f"{self.reward}: answers"):
                 answers += pool.map(ask, batch)
         return answers
 
@@ -386,18 +378,18 @@ def _listed(question: Question, choice: Any) -> list[float]:
     # Some servers list the token that they chose once more.
     tokens = choice.logprobs.content[0].top_logprobs
     listed = {(one.token, one.logprob): math.exp(one.logprob) for one in tokens}
-    masses = []
-    for label in question.labels:
-        own = [p for (token, _), p in listed.items() if token.strip() == label]
-        masses.append(math.fsum(own))
+    masses = [
+        math.fsum(mass for (token, _), mass in listed.items() if token.strip() == label)
+        for label in question.labels
+    ]
     total = math.fsum(masses)
     likely, _ = max(listed, key=listed.__getitem__)
-    check_probability(question, total, likely)
+    check_probability(question.labels, total, likely)
     least = min(listed.values())
     unlisted = min(masses.count(0.0) * least, 1 - math.fsum(listed.values()))
     if unlisted > MOST_UNLISTED * total:
         raise RewardError(
-            f"{question.where}: labels that are not among the {len(listed)} listed tokens may have "
-            f"the probability {unlisted:.2g}: expected more tokens"
+            f"labels that are not among the {len(listed)} listed tokens may have the probability "
+            f"{unlisted:.2g}: expected more tokens"
         )
     return [mass / total for mass in masses]

@@ -30,7 +30,7 @@ import numpy as np
 from rewards.base import (
     as_texts,
     checked_scores,
-    finished_captions,
+    eos_captions,
     reference_lists,
     required_column,
 )
@@ -88,10 +88,6 @@ def cider_d(
         ValueError: numbers of candidates and references differ, an image has no reference, or ``n``
             is above ``df.n``.
     """
-    if len(candidates) != len(references):
-        raise ValueError(
-            f"{len(candidates)} candidates, {len(references)} lists of references"
-        )
     if df.n < n:
         raise ValueError(
             f"the document frequencies count n-grams up to {df.n}, not n = {n}"
@@ -336,11 +332,6 @@ class CiderD:
         tokens = "" if self.tokenizer == TOKENIZER else f"+tokenizer:{self.tokenizer}"
         return f"{standard}_{init}+Cider-D[n{self.n},s{float(self.sigma)}]{counted}{tokens}"
 
-    @property
-    def fingerprint(self) -> str | None:
-        """Fingerprint of the document frequencies; None if every call counts its own."""
-        return None if self.df is None else self.df.fingerprint
-
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> list[float]:
@@ -356,9 +347,7 @@ class CiderD:
         """
         texts = as_texts(completions)
         keys = reference_lists(columns, self.__name__, len(texts))
-        ended: Sequence[Any] = [False] * len(texts)
-        if self.eos:
-            ended = finished_captions(columns, self.__name__, len(texts))
+        ended = eos_captions(self, columns, len(texts))
         if not texts:
             return []
         references = {

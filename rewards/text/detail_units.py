@@ -87,11 +87,7 @@ def default_tagger() -> Tagger:
             # A slash separates word and tag in the library's text format.
             text = " ".join(words).replace("/", "-")
             pairs = pattern.tag(text, tokenize=False) if words else []
-            tags = [tag for _, tag in pairs]
-            if len(tags) != len(words):
-                raise ValueError(
-                    f"{len(tags)} tags of the {len(words)} tokens {text!r:.200}"
-                )
+            tags = [tag for _, (_, tag) in zip(words, pairs, strict=True)]
             tagged.append(_after_articles(words, tags))
         return tagged
 

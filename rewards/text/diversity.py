@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rewards.base import as_texts, checked_scores, finished_captions, required_column
+from rewards.base import as_texts, checked_scores, eos_captions, required_column
 from rewards.text.cider import CiderD, cider_d
 from rewards.text.document_frequency import EOS, DocumentFrequencies
 from rewards.text.ngrams import Tokens, ngram_counts
@@ -48,11 +48,10 @@ def self_cider(matrix: NDArray[np.float64]) -> float:
     1. All-zero similarities, those of captions without a token, give 0.
     """
     roots = np.sqrt(np.clip(np.linalg.eigvalsh(matrix), 0.0, None))
-    return (
-        max(0.0, -math.log(roots[-1] / roots.sum()) / math.log(len(roots)))
-        if roots.sum()
-        else 0.0
-    )
+    total = roots.sum()
+    if not total:
+        return 0.0
+    return max(0.0, -math.log(roots[-1] / total) / math.log(len(roots)))
 
 
 def distinct_ngrams(captions: Sequence[Tokens], n: int) -> float:
@@ -60,9 +59,8 @@ def distinct_ngrams(captions: Sequence[Tokens], n: int) -> float:
     words, in [0, 1].
     """
     words = sum(map(len, captions))
-    return len(
-        {ngram for one in captions for ngram in ngram_counts(one, n) if len(ngram) == n}
-    ) / max(words, 1)
+    ngrams = {ngram for one in captions for ngram in ngram_counts(one, n)}
+    return sum(len(ngram) == n for ngram in ngrams) / max(words, 1)
 
 
 def _weights(
@@ -129,22 +127,17 @@ class Diversity:
         """
         texts = as_texts(completions)
         ids = required_column(columns, "image_id", self.__name__, len(texts))
-        ended = (
-            finished_captions(columns, self.__name__, len(texts))
-            if self.eos
-            else [False] * len(texts)
-        )
-        captions = [
-            [*self._tokenize(text), *([EOS] if end else [])]
-            for text, end in zip(texts, ended, strict=True)
-        ]
-        groups = _rows_by_image(ids)
-        rows = [row for group in groups for row in group]
-        others = [
-            [captions[other] for other in group if other != row]
-            for group in groups
-            for row in group
-        ]
+        captions = [self._tokenize(text) for text in texts]
+        ended = eos_captions(self, columns, len(texts))
+        for tokens, finished in zip(captions, ended, strict=True):
+            if finished:
+                tokens.append(EOS)
+        rows = []
+        others = []
+        for group in _rows_by_image(ids):
+            rows += group
+            for row in group:
+                others.append([captions[other] for other in group if other != row])
         chosen = [captions[row] for row in rows]
         near = cider_d(chosen, others, self.df)
         equal = cider_d(chosen, [[caption] for caption in chosen], self.df)
@@ -194,17 +187,13 @@ class Consensus:
         """
         texts = as_texts(completions)
         scores = [0.0] * len(texts)
-        for rows in _rows_by_image(
-            required_column(columns, "image_id", self.__name__, len(texts))
-        ):
-            near = 10 * similarities(
-                [self._tokenize(texts[row]) for row in rows], self.df
-            )
-            np.fill_diagonal(
-                near, 0.0
-            )  # not subtracted from the sum, which would cost the digits of small ones
+        ids = required_column(columns, "image_id", self.__name__, len(texts))
+        for rows in _rows_by_image(ids):
+            captions = [self._tokenize(texts[row]) for row in rows]
+            near = 10 * similarities(captions, self.df)
+            # not subtracted from the sum, which would cost the digits of small ones
+            np.fill_diagonal(near, 0.0)
             for row, others in zip(rows, near.tolist(), strict=True):
-                scores[row] = min(
-                    math.fsum(others) / (len(rows) - 1), self.bounds[1]
-                )  # rounding may pass the bound
+                mean = math.fsum(others) / (len(rows) - 1)
+                scores[row] = min(mean, self.bounds[1])  # rounding may pass the bound
         return checked_scores(self, scores, len(texts))

@@ -119,17 +119,11 @@ class NGramTable:
         """Ids [M] of the n-grams ``ids`` [M], each extended by the word ``words`` [M]; -1 for
         unknown n-grams.
         """
-        # An unknown prefix, -1, makes a negative key.
-        rows = find(self.keys, ids << WORD_BITS | words)
-        return np.where(rows < 0, -1, rows + len(self.words))
-
-
-def find(keys: Array, queries: Array) -> Array:
-    """Index of each of ``queries`` [M] in the ascending ``keys``, -1 where it is not among them."""
-    if not len(keys):
-        return np.full(len(queries), -1)
-    indices = np.minimum(np.searchsorted(keys, queries), len(keys) - 1)
-    return np.where(keys[indices] == queries, indices, -1)
+        if not len(self.keys):
+            return np.full(len(ids), -1)
+        queries = ids << WORD_BITS | words  # negative after an unknown prefix, -1
+        rows = np.minimum(np.searchsorted(self.keys, queries), len(self.keys) - 1)
+        return np.where(self.keys[rows] == queries, rows + len(self.words), -1)
 
 
 def table_of_rows(
@@ -175,30 +169,22 @@ def table_of_rows(
 
 def table_of_counts(counts: Mapping[NGram, float], n: int) -> NGramTable:
     """Build a table from a dict. Raises ``ValueError`` if an n-gram has no word or more than ``n``."""
-    by_order: list[list[NGram]] = [[] for _ in range(n + 1)]
-    for ngram in counts:
+    by_order: list[list[NGram]] = [[] for _ in range(n)]
+    for ngram in sorted(counts):
         if not 0 < len(ngram) <= n:
             raise ValueError(
                 f"n-gram {ngram!r} has {len(ngram)} words: expected 1 to n = {n}"
             )
-        by_order[len(ngram)].append(ngram)
-    ordered = [sorted(ngrams) for ngrams in by_order[1:]]
+        by_order[len(ngram) - 1].append(ngram)
     words = sorted(set(chain.from_iterable(counts)))
     number = {word: index for index, word in enumerate(words)}
-    rows = [
-        np.array(
-            [number[word] for ngram in ngrams for word in ngram], np.int32
-        ).reshape(-1, order)
-        for order, ngrams in enumerate(ordered, start=1)
-    ]
-    return table_of_rows(
-        words,
-        rows,
-        [
-            np.array([counts[ngram] for ngram in ngrams], np.float64)
-            for ngrams in ordered
-        ],
-    )
+    rows = []
+    values = []
+    for order, ngrams in enumerate(by_order, start=1):
+        ids = [number[word] for word in chain.from_iterable(ngrams)]
+        rows.append(np.array(ids, np.int32).reshape(-1, order))
+        values.append(np.array([counts[ngram] for ngram in ngrams], np.float64))
+    return table_of_rows(words, rows, values)
 
 
 def count_documents(

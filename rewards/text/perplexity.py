@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from rewards.base import as_texts, checked_scores, finished_captions
+from rewards.base import as_texts, checked_scores, eos_captions
 from rewards.devices import Precision, chunks
 from rewards.frozen_model import load_frozen
 from rewards.options import Count, check_values
@@ -84,46 +84,24 @@ class Perplexity:
             RewardError: ``finished`` has another length, or a score is not finite.
         """
         texts = as_texts(completions)
-        ended: Sequence[Any] = [False] * len(texts)
-        if self.eos:
-            ended = finished_captions(columns, self.__name__, len(texts))
-        scores = []
-        for total, count in self._sums(texts, ended):
-            mean = float(np.float32(total) / np.float32(count)) if count else self.floor
-            # NaN stays, for checked_scores to refuse; a mean of logarithms may round to above 0.
-            scores.append(float(np.clip(mean, *self.bounds)))
-        return checked_scores(self, scores, len(texts))
-
-    def log_likelihoods(self, captions: Sequence[str]) -> list[float]:
-        """Σ_t ln p(w_t | BOS, w_1, ..., w_t-1) of N captions, in nats, with EOS where ``eos`` is
-        on; no floor.
-
-        A caption without a token has 0. Source: Stone et al., "Learning Visual Composition through
-        Improved Semantic Guidance", 2024, appendix C.
-        """
-        return [total for total, _ in self._sums(captions, [self.eos] * len(captions))]
-
-    def _sums(
-        self, texts: Sequence[str], ended: Sequence[Any]
-    ) -> list[tuple[float, int]]:
-        """Sum of the log-probabilities, and number, of the tokens after BOS of N captions."""
-        sums = [(0.0, 0)] * len(texts)
+        ended = eos_captions(self, columns, len(texts))
         if not texts:
-            return sums
-        words = self._frozen.tokenizer(list(texts), add_special_tokens=False)[
-            "input_ids"
-        ]
+            return []
+        words = self._frozen.tokenizer(texts, add_special_tokens=False)["input_ids"]
         rows = []
         for ids, end in zip(words, ended, strict=True):
             tokens = [*self._bos, *ids, *(self._eos if end else [])]
             rows.append(tokens[: self._frozen.longest])
+        scores = [self.floor] * len(texts)
         order = [row for row, ids in enumerate(rows) if len(ids) > 1]
         order.sort(key=lambda row: len(rows[row]))
         for batch in chunks(order, self.batch_size, "log-probabilities of captions"):
             totals = self._log_probabilities([rows[row] for row in batch])
             for row, total in zip(batch, totals, strict=True):
-                sums[row] = (total, len(rows[row]) - 1)
-        return sums
+                mean = float(np.float32(total) / np.float32(len(rows[row]) - 1))
+                # NaN stays, for checked_scores to refuse; a mean of logarithms may round to above 0.
+                scores[row] = float(np.clip(mean, *self.bounds))
+        return checked_scores(self, scores, len(texts))
 
     def _log_probabilities(self, rows: Sequence[Sequence[int]]) -> list[float]:
         """Sums of the log-probabilities of the tokens after the first of B rows of token ids."""

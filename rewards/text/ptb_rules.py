@@ -128,7 +128,6 @@ _QUOTES = dict(zip("\u2018\u201b\u2039\x91\u2019\u203a\x92", "````'''", strict=T
 }  # fmt: skip
 _ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">"}
 _AMPERSAND = re.compile("&amp;", re.IGNORECASE)
-_same: Write = str  # unchanged
 
 
 def _drop(text: str) -> None:
@@ -179,10 +178,12 @@ def token_classes() -> tuple[tuple[re.Pattern[str], Write], ...]:
     names["WORD"] = rf"{head}{tail}(?:[.!?]{head}{tail})*"
     rules = (*_addresses(), *_words(), *_numbers(), *_signs(symbols))
     name = re.compile("<([A-Z]+)>")
-    return tuple(
-        (re.compile(name.sub(lambda tag: names[tag[1]], pattern)), write)
-        for pattern, write in rules
-    )
+    classes = []
+    for rule in rules:
+        pattern, write = (rule, str) if isinstance(rule, str) else rule
+        pattern = name.sub(lambda tag: names[tag[1]], pattern)
+        classes.append((re.compile(pattern), write))
+    return tuple(classes)
 
 
 # In the patterns below <L> is a letter, <LE> a letter or the entity of one, <A> and <AE> the same
@@ -195,7 +196,8 @@ _ACCENTED = "(?i:&[aeiou](?:acute|grave|uml);)"
 _NAME = r"[A-Za-z][A-Za-z0-9:._-]*"
 # of marked-up text
 _TAG = rf"""</?{_NAME}(?: +{_NAME}(?:=["'][^"']*["'])?)* */?>|<[!?][A-Za-z-][^>\n]*>"""
-_Rules: TypeAlias = list[tuple[str, Write]]
+_Rules: TypeAlias = list[str | tuple[str, Write]]
+"""Patterns; one whose match is not written as it is has its function beside it."""
 
 
 def _addresses() -> _Rules:
@@ -207,17 +209,11 @@ def _addresses() -> _Rules:
     )
     label = r'[^\s"<>|(){}.]'  # between the dots of a mail address
     return [
-        (_TAG, _same),
-        (rf'https?://(?:[^ \t\n"<>|(){{}}]+{last}|{pair})', _same),
-        (
-            rf'(?i:www)\.(?:[^ \t\n\r\f"<>|.!?(){{}},]+\.)+[A-Za-z]{{2,4}}(?:{path})?',
-            _same,
-        ),
-        (rf"{host}+(?:\.{host}+)*\.(?i:com|net|org|edu)(?:{path})?", _same),
-        (
-            rf"(?:<|(?i:&lt;))?[A-Za-z0-9](?:{label}|\.)*@{label}+(?:\.{label}+)*>?",
-            _same,
-        ),
+        _TAG,
+        rf'https?://(?:[^ \t\n"<>|(){{}}]+{last}|{pair})',
+        rf'(?i:www)\.(?:[^ \t\n\r\f"<>|.!?(){{}},]+\.)+[A-Za-z]{{2,4}}(?:{path})?',
+        rf"{host}+(?:\.{host}+)*\.(?i:com|net|org|edu)(?:{path})?",
+        rf"(?:<|(?i:&lt;))?[A-Za-z0-9](?:{label}|\.)*@{label}+(?:\.{label}+)*>?",
     ]
 
 
@@ -248,54 +244,42 @@ def _words() -> _Rules:
     hyphenated = r"[A-Za-z0-9][A-Za-z0-9.,\xad]*(?:-(?:[A-Za-z](?:\.[A-Za-z])+\.|[A-Za-z0-9\xad]+))+"
     company = r"[A-Z]+(?:(?:(?i:&amp;)|[+&])[A-Z]+)+"
     return [
-        (r"'[tT](?P<ahead>(?i:is|was))", _same),
-        (rf"<WORD>(?P<ahead>{_CLITIC})", _same),
-        (r"[A-HJ-XZn]<QX><L><L>+", _same),
-        (r"<L>+[aeiouyAEIOUY]<QX>[aeiouA-Z]<L>*", _same),
-        (r"[A-Za-z]*[A-MO-Za-mo-z](?P<ahead>[nN]<QX>[tT])", _same),
+        r"'[tT](?P<ahead>(?i:is|was))",
+        rf"<WORD>(?P<ahead>{_CLITIC})",
+        r"[A-HJ-XZn]<QX><L><L>+",
+        r"<L>+[aeiouyAEIOUY]<QX>[aeiouA-Z]<L>*",
+        r"[A-Za-z]*[A-MO-Za-mo-z](?P<ahead>[nN]<QX>[tT])",
         (rf"{_CLITIC}(?P<ahead>[^A-Za-z]|$)", _quotes),
         (r"[nN]<QX>[tT](?P<ahead>[^A-Za-z]|$)", _quotes),
-        (rf"(?i:{free_words}|{fixed_words}|{free_apostrophes})", _same),
-        (r"[yY]<Q>(?P<ahead><L>)", _same),
-        (r"[lLdDjJ]<Q>", _same),
-        (r"<Q>[0-9][0-9](?P<ahead><SP>|$)", _same),
-        (r"-(?i:lrb|rrb|lcb|rcb|lsb|rsb)-|(?i:pro-|anti-)", _same),
-        (r"(?i:c\+\+|c#|f#)", _same),
-        (r"<WORD>", _same),
-        (rf"(?i:{split_heads})(?P<ahead>[a-zA-Z]+[^A-Za-z0-9])", _same),
-        (
-            rf"(?:{_any_case(CLOSING_ABBREVIATIONS)}|(?i:(?:ed|ph)\.d)|{capitalised})\.(?P<ahead>[\s\S]{{2}})",
-            _same,
-        ),
-        (r"<PART>(?:<H><PART>)*", _same),
+        rf"(?i:{free_words}|{fixed_words}|{free_apostrophes})",
+        r"[yY]<Q>(?P<ahead><L>)",
+        r"[lLdDjJ]<Q>",
+        r"<Q>[0-9][0-9](?P<ahead><SP>|$)",
+        r"-(?i:lrb|rrb|lcb|rcb|lsb|rsb)-|(?i:pro-|anti-)",
+        r"(?i:c\+\+|c#|f#)",
+        r"<WORD>",
+        rf"(?i:{split_heads})(?P<ahead>[a-zA-Z]+[^A-Za-z0-9])",
+        rf"(?:{_any_case(CLOSING_ABBREVIATIONS)}|(?i:(?:ed|ph)\.d)|{capitalised})\.(?P<ahead>[\s\S]{{2}})",
+        r"<PART>(?:<H><PART>)*",
         *(
             (rf"{word}\.(?P<ahead>[,;:\u3001])", _ampersands)
             for word in (company, hyphenated, "<WORD>", "<PART>(?:<H><PART>)*")
         ),
-        (hyphenated, _same),
+        hyphenated,
         (company, _ampersands),
-        (
-            r"[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}(?:\\?/[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}){1,2}",
-            _same,
-        ),
-        (
-            rf"[A-Za-z](?P<ahead>\.<NL>+(?:(?=[A-Z])(?i:{_any_of(SENTENCE_OPENERS)}|m[rs]\.)|{_TAG})<NL>)",
-            _same,
-        ),
-        (rf"{abbreviations}|{capitalised}\.|[A-Za-z](?:\.[A-Za-z])*\.", _same),
-        (rf"(?i:{_any_of(NUMBERED_ABBREVIATIONS)})\.(?P<ahead><NL>?\d)", _same),
-        (
-            rf"<AE>+(?:\.<AE>+)*\.(?i:{_any_of(FILE_ENDINGS)})(?P<ahead><SP>|[.?!,]|$)",
-            _same,
-        ),
+        r"[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}(?:\\?/[A-Za-z0-9]+(?:-[A-Za-z]+){0,2}){1,2}",
+        rf"[A-Za-z](?P<ahead>\.<NL>+(?:(?=[A-Z])(?i:{_any_of(SENTENCE_OPENERS)}|m[rs]\.)|{_TAG})<NL>)",
+        rf"{abbreviations}|{capitalised}\.|[A-Za-z](?:\.[A-Za-z])*\.",
+        rf"(?i:{_any_of(NUMBERED_ABBREVIATIONS)})\.(?P<ahead><NL>?\d)",
+        rf"<AE>+(?:\.<AE>+)*\.(?i:{_any_of(FILE_ENDINGS)})(?P<ahead><SP>|[.?!,]|$)",
     ]
 
 
 def _numbers() -> _Rules:
     return [
-        (r"[-+]?(?:\d*(?:[.:,\u066b\u066c]\d+)+|\d+)", _same),
-        (r"(?:\d{1,4}[- \xa0])?\d{1,4}(?:\\?/|\u2044)\d{1,4}", _same),
-        (r"\d{1,2}[-/]\d{1,2}[-/]\d{2,4}", _same),
+        r"[-+]?(?:\d*(?:[.:,\u066b\u066c]\d+)+|\d+)",
+        r"(?:\d{1,4}[- \xa0])?\d{1,4}(?:\\?/|\u2044)\d{1,4}",
+        r"\d{1,2}[-/]\d{1,2}[-/]\d{2,4}",
         # Telephone numbers: two or three groups of digits and a last one, which may follow at once.
         (
             r"(?:\(\d{2,3}\)[ \xa0]?|(?:\+\+?)?(?:\d{2,4}[- \xa0]){1,2})\d{3,4}[- \xa0]?\d{3,5}",
@@ -309,14 +293,14 @@ def _signs(symbols: set[int]) -> _Rules:
     mouth = re.escape("()[]{|\\@dDpPO")
     eye = r"[-^=~<>x']"
     return [
-        (r"@[a-zA-Z_][a-zA-Z_0-9]*", _same),
-        (r"#<LE>+", _same),
+        r"@[a-zA-Z_][a-zA-Z_0-9]*",
+        r"#<LE>+",
         (rf"[<>]?[:;=][-o*']?[{mouth}](?P<ahead>[^A-Za-z0-9]|$)", _rounds),
         (rf"{eye}_{eye}|\({eye}[-_.]?{eye}\)|\([\^=~<>x']-`\)", _rounds),
-        (r"[A-Z]*\$", _same),
-        (r"[?!]+", _same),
-        (r"\*+|(?:\\\*){1,3}|@+|_+|#+", _same),
-        (r"<<|>>", _same),
+        r"[A-Z]*\$",
+        r"[?!]+",
+        r"\*+|(?:\\\*){1,3}|@+|_+|#+",
+        r"<<|>>",
         (r"-+", lambda text: text if len(text) > 4 else "--"),
         (f"[{''.join(_CURRENCY)}]", _CURRENCY.__getitem__),
         (r"[()\[\]{}]", _BRACKETS.__getitem__),
@@ -334,6 +318,6 @@ def _signs(symbols: set[int]) -> _Rules:
         (_CLITIC, _quotes),
         (r"(?i:&(?:amp|lt|gt);)", lambda text: _ENTITIES[text.lower()]),
         (r"&apos;", _punctuation),
-        (r"&#[0-9]+;|(?i:&(?:ht|tl|ur|lr|q[clr]|[oc]dq|quot|apos);)", _same),
-        (rf"[{_as_class_body(symbols)}/%+]", _same),
+        r"&#[0-9]+;|(?i:&(?:ht|tl|ur|lr|q[clr]|[oc]dq|quot|apos);)",
+        rf"[{_as_class_body(symbols)}/%+]",
     ]

@@ -55,7 +55,8 @@ def tokenize(text: str) -> list[str]:
     """Split a caption into lower-case tokens without punctuation; line breaks count as spaces.
 
     Equal to ``PTBTokenizer().tokenize`` of pycocoevalcap 1.2 followed by ``str.split``, for the
-    captions that were compared (``is_tested``). A token of the toolkit may contain a no-break
+    captions that were compared (``is_tested``), unless they end in a single letter or a word such
+    as ``no`` with a full stop (``tokenize_lines``). A token of the toolkit may contain a no-break
     space, as in ``10 1/2``: its BLEU and CIDEr split there, as this function does; its ROUGE-L and
     METEOR do not. Tokenising the tokens again gives the same tokens, except for a few that depend
     on capitals or neighbours (``M&Ms``, ``Miss.``, ``y'all``) and runs of curly quotes.
@@ -89,20 +90,14 @@ def _easy_tokens(text: str) -> list[str] | None:
     return words
 
 
-def is_tested(text: str, *, in_lines: bool = False) -> bool:
-    """Whether ``text`` belongs to the captions on which ``tokenize`` was compared with the
+def is_tested(text: str) -> bool:
+    """Whether ``text`` belongs to the captions on which ``tokenize_lines`` was compared with the
     toolkit's tokenizer.
 
     These consist of Latin letters, digits, ASCII signs, typographic quotes, dashes and symbols, and
-    emoji (see docs/evaluation.md). Their last word must not be one, such as a single letter or
-    ``no``, whose full stop depends on the next line of a file; with ``in_lines``, which stands for
-    ``tokenize_lines``, it may be. Most other captions are tokenised equally, too.
+    emoji (see docs/evaluation.md). Most other captions are tokenised equally, too.
     """
-    if _TESTED_CHARACTERS.fullmatch(text) is None:
-        return False
-    if in_lines or _LAST_WORD.search(text) is None or _easy_tokens(text) is not None:
-        return True
-    return all(_scan(text, line) == _scan(text) for line in ("5", "The dog"))
+    return _TESTED_CHARACTERS.fullmatch(text) is not None
 
 
 def tokenize_lines(captions: Sequence[str]) -> list[str]:
@@ -241,11 +236,9 @@ def join_cjk(tokens: Iterable[str]) -> str:
     """
     text = ""
     for token in tokens:
-        text += (
-            f" {token}"
-            if text and not (_is_divided(text[-1]) or _is_divided(token[0]))
-            else token
-        )
+        if text and not (_is_divided(text[-1]) or _is_divided(token[0])):
+            text += " "
+        text += token
     return text
 
 
@@ -281,10 +274,8 @@ def untested_texts(reward: Any, texts: Iterable[str]) -> str:
         getattr(inner, "tokenizer", None) == TOKENIZER for inner in leaf_rewards(reward)
     ):
         return ""
-    tested = [is_tested(text, in_lines=True) for text in texts]
-    others = len(tested) - sum(tested)
-    return (
-        f"+PTB-python[{others} of {len(tested)} texts not compared with Java]"
-        if others
-        else ""
-    )
+    tested = [is_tested(text) for text in texts]
+    others = tested.count(False)
+    if not others:
+        return ""
+    return f"+PTB-python[{others} of {len(tested)} texts not compared with Java]"

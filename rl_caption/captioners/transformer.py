@@ -25,7 +25,6 @@ from rewards.model_files import (
     check_state,
     read_object,
     read_weights,
-    state_shapes,
 )
 from rewards.text.tokenize import TOKENIZER, join_cjk, tokenizer_of
 from rl_caption.captioners.base import Captioner, reading
@@ -143,9 +142,9 @@ class TransformerCaptioner(Captioner):
             }
             with torch.device("meta"):  # the weights come from the file
                 policy = CaptionTransformer(config)
-            shapes = state_shapes(policy)
-            shapes.pop("lm_head.weight")  # is the token embedding
-            check_state(weights, shapes, f"the weights in {file}")
+            expected = policy.state_dict()
+            expected.pop("lm_head.weight")  # is the token embedding
+            check_state(weights, expected, f"the weights in {file}")
             policy.load_state_dict(weights, strict=False, assign=True)
             policy.tie_weights()
             return cls(policy.eval(), _read_tokenizer(folder, config), cache_bytes)

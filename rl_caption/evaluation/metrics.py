@@ -311,7 +311,7 @@ def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
     """
     if tokenizer in ("none", *OTHER_LANGUAGES):
         return [" ".join(tokenizer_of(tokenizer)(text)) for text in texts], 0
-    untested = sum(not is_tested(text, in_lines=True) for text in texts)
+    untested = sum(not is_tested(text) for text in texts)
     if tokenizer == "java" or (tokenizer == "auto" and untested):
         try:
             java_version()

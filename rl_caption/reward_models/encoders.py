@@ -26,7 +26,6 @@ from rewards.model_files import (
     check_state,
     read_object,
     save_model,
-    state_shapes,
 )
 from rl_caption.config.schema import TrainConfig
 from rl_caption.runtime.errors import ConfigError, naming
@@ -191,7 +190,7 @@ def pretrained_clip(
     with torch.device("meta"):
         expected = open_clip.CLIP(**shape)
     with naming(f"model.init {init!r} with model.name {name!r}"):
-        check_state(model.state_dict(), state_shapes(expected), "the weights")
+        check_state(model.state_dict(), expected.state_dict(), "the weights")
     if context_length is not None:
         with naming("model.context_length, model.keep_positions"):
             stretch_text_tower(model, context_length, keep_positions)

@@ -54,16 +54,6 @@ def test_scores_are_mean_log_probabilities(folder, batch_size):
     assert without[2] == -50.0, "no token"
 
 
-def test_log_likelihoods_are_sums_over_tokens(folder):
-    reward = Perplexity(str(folder), floor=-1.0)
-    found = reward.log_likelihoods(TEXTS)
-    expected = [sum(by_hand(folder, text, True)) for text in TEXTS]
-    assert found == pytest.approx(expected, abs=1e-4)
-    without = Perplexity(str(folder), eos=False)
-    assert without.log_likelihoods(["", "a"])[0] == 0.0
-    assert reward.log_likelihoods([]) == []
-
-
 def test_scores_are_clamped_and_long_captions_cut(folder):
     free = Perplexity(str(folder), floor=-50.0)
     scores = free(None, TEXTS)

@@ -149,7 +149,7 @@ INSIDE = [
     "10 1/2",
     "+41-55-66",
 ]
-OUTSIDE = ["a K.", "fig. no.", "I'80St.", "猫", "x\xady", "one\rtwo"]
+OUTSIDE = ["猫", "x\xady", "one\rtwo"]
 
 
 def test_the_class_of_captions_that_were_compared():
@@ -185,7 +185,7 @@ def test_ends_of_lines_equal_the_live_toolkit():
         for end in ENDS.split():
             for following in NEXT_LINES:
                 lines += [start + end.replace("|", " "), following]
-    assert all(is_tested(line, in_lines=True) for line in lines)
+    assert all(map(is_tested, lines))
     assert_equal(lines, tokenize_lines(lines), ptb_tokenize(lines))
 
 
@@ -197,11 +197,16 @@ def test_odd_captions_equal_the_live_toolkit():
     captions = odd_strings(10_000)
     tested = [caption for caption in captions if is_tested(caption)]
     assert len(tested) > 0.75 * len(captions)
-    expected = [text.split() for text in ptb_tokenize(tested)]
-    assert_equal(tested, [tokenize(text) for text in tested], expected)
     # As a file, where the next line counts and no-break spaces stay.
-    lines = [caption for caption in captions if is_tested(caption, in_lines=True)]
-    assert_equal(lines, tokenize_lines(lines), ptb_tokenize(lines))
+    assert_equal(tested, tokenize_lines(tested), ptb_tokenize(tested))
+    # The full stop of a last word such as `K.` or `no.` depends on the next line.
+    alone = []
+    for text in tested:
+        found = [tokenize_lines([text, line])[0] for line in ("", "5", "The dog")]
+        if len(set(found)) == 1:
+            alone.append(text)
+    expected = [text.split() for text in ptb_tokenize(alone)]
+    assert_equal(alone, map(tokenize, alone), expected)
 
 
 @needs_java

@@ -65,21 +65,19 @@ def sentence(item: Any, key: str) -> str:
 
 def sentences(
     error: ValidationError,
-    unknown: Callable[[str, Any], str],
+    unknown: Callable[[str], str],
     key_of: Callable[[tuple[int | str, ...]], str] = dotted,
-) -> list[str]:
-    """What is wrong, one sentence a key; ``unknown`` makes that of a key that is not there."""
+) -> str:
+    """What is wrong with the first three keys; ``unknown`` makes the sentence of one that is not there."""
     found: dict[str, str] = {}
     for item in error.errors(include_url=False):
         key = key_of(item["loc"])
-        if item["type"] == "extra_forbidden":
-            text = unknown(key, item)
-        else:
-            text = sentence(item, key)
+        is_unknown = item["type"] == "extra_forbidden"
+        text = unknown(key) if is_unknown else sentence(item, key)
         if key in found and item["type"] != "value_error":  # another type of a union
             text = f"{found[key]} or {text.partition(': expected ')[2]}"
         found[key] = text
-    return list(found.values())
+    return "; ".join([*found.values()][:3])
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -63,6 +62,14 @@ class ModelConfig(Section):
         is_saved = values.get("init") is not None or values.get("name") == "huggingface"
         return SavedModelConfig if is_saved else NewModelConfig
 
+    @model_validator(mode="after")
+    def _check_target(self) -> Self:
+        if self.target is not None:
+            from rl_caption.captioners.loading import captioner_class
+
+            captioner_class(self.target, "model.target", vars(self).get("kwargs"))
+        return self
+
 
 class NewModelConfig(ModelConfig):
     """A captioner with random weights."""
@@ -111,7 +118,7 @@ class SavedModelConfig(ModelConfig):
 def _chosen(values: Any) -> Any:
     if not isinstance(values, dict):
         return values
-    return ModelConfig.choose(values).model_validate_json(json.dumps(values))
+    return ModelConfig.of(values)
 
 
 AnyModel: TypeAlias = Annotated[SerializeAsAny[ModelConfig], BeforeValidator(_chosen)]

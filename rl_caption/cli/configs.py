@@ -1,14 +1,11 @@
 """The recipes that the package brings: what there is, and one of them to read, copy and change."""
 
-import textwrap
 from collections.abc import Sequence
 from itertools import takewhile
 
 from rl_caption.cli.configuration import command_of, read_file
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.runtime.errors import UsageError
-
-WIDTH = 80
 
 
 def main(words: Sequence[str]) -> int:
@@ -24,9 +21,8 @@ def main(words: Sequence[str]) -> int:
     for name, file in shipped_configs().items():
         lines = file.read_text(encoding="utf-8").splitlines()
         comment = takewhile(lambda line: line.startswith("#"), lines)
-        first, *_ = "".join(line[1:] for line in comment).split(". ")
-        about = textwrap.indent(textwrap.fill(first.strip(), WIDTH - 6), " " * 6)
-        described.append(f"{command_of(read_file(file))} {name}\n{about}")
+        about, *_ = "".join(line[1:] for line in comment).split(". ")
+        described.append(f"{command_of(read_file(file))} {name}\n     {about}")
     print("\n".join(sorted(described)))
     print("\nrl-caption configs show NAME > mine.yaml copies one, to be changed.")
     return 0

@@ -12,11 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from pkgutil import resolve_name
 from types import NoneType, UnionType
-from typing import Any, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from rewards.base import naming
 from rewards.options import adapter, sentences
 from rewards.registry import first_paragraph
 from rewards.trust import trust
@@ -74,18 +75,15 @@ def parse(section_type: type[Config], words: Sequence[str], program: str) -> Con
     """
     options = split_words(section_type, words)
     asked = {path[0]: " ".join(texts) for path, texts in options}
-    options = [option for option in options if option[0][0] not in OF_PARSER]
     file = asked.get("config")
-    try:
+    where = program if file is None else f"{program} --config {file}"
+    with naming(where, (ConfigError,), ConfigError):
         values = merged_values(section_type, file, options)
         if "help" in asked:
             chosen = section_type.choose(values)
             print("\n".join(help_lines(chosen, asked["help"])))
             sys.exit(0)
         config = _checked(section_type, values, file)
-    except ConfigError as error:
-        where = program if file is None else f"{program} --config {file}"
-        raise ConfigError(f"{where}: {error}") from error
     if "print_config" in asked:
         plain = config.model_dump(mode="json")
         print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
@@ -98,26 +96,23 @@ def merged_values(
 ) -> dict[str, Any]:
     """The plain values of a file, its base files and a command line, before they are checked."""
     values = {} if file is None else read_file(find_config(file), section_type)
-    guess = merge(section_type, values, _entries(Any, options, {}))
-    return merge(section_type, values, _entries(section_type, options, guess))
+    given = [option for option in options if option[0][0] not in OF_PARSER]
+    guess = merge(section_type, values, _entries(Any, given, {}))
+    return merge(section_type, values, _entries(section_type, given, guess))
 
 
 def _checked(
     section_type: type[Config], values: dict[str, Any], file: str | None
 ) -> Config:
     trust(class_names(values))
-    chosen = section_type.choose(values)
     try:
-        return chosen.model_validate_json(json.dumps(values))
+        return section_type.of(values)
     except ValidationError as error:
-        command = None
+        message = sentences(error, lambda key: _no_key(section_type, key))
         if file is not None and not fits(section_type, values):
             command = command_of(values)
-        if command is not None:
-            message = f"it is for another program: {command} {file}"
-        else:
-            wrong = sentences(error, lambda key, _: _no_key(chosen, key))
-            message = "; ".join(wrong[:3])
+            if command is not None:
+                message = f"it is for another program: {command} {file}"
         raise ConfigError(message) from error
 
 
@@ -209,16 +204,16 @@ def inner(annotation: Any, key: str, values: Any) -> Any:
 
 def keys_of(
     section_type: type[Section], prefix: str = ""
-) -> Iterator[tuple[str, tuple[type[Section], str]]]:
+) -> Iterator[tuple[str, type[Section]]]:
     """Yield the dotted name of each key, also of those in sections, tables and alternatives, and
-    the section that it is in, with its name there.
+    the section that it is in.
     """
     for name, field in section_type.model_fields.items():
         key, kind = f"{prefix}{name}", field.annotation
         entry = inner(kind, "", {})
         section = section_of(kind) or section_of(entry)
         if section is None:
-            yield key, (section_type, name)
+            yield key, section_type
             continue
         inside = f"{key}." if section_of(kind) else f"{key}.NAME."
         for one in (section, *alternatives(section)):
@@ -237,7 +232,7 @@ def alternatives(section_type: type[Section]) -> Iterator[type[Section]]:
 def fits(section_type: type[Section], values: Mapping[str, Any]) -> bool:
     """Whether a section has all keys of ``values``."""
     try:
-        section_type.choose(values).model_validate_json(json.dumps(values))
+        section_type.of(values)
     except ValidationError as error:
         return all(item["type"] != "extra_forbidden" for item in error.errors())
     except ConfigError:  # the values choose no alternative
@@ -268,18 +263,18 @@ def merge(annotation: Any, below: Any, above: Any) -> Any:
         return above
     both = below | above
     section = section_of(annotation, both)
-    result = type(below)(below)
-    if section is not None:
-        changed = {name for name in above if above[name] != below.get(name)}
-        leaves = {f"{name}_kwargs" for name in changed}
-        if changed & OF_CLASSES:
-            leaves.add("kwargs")
-        if section_of(annotation, below) is not section:
-            leaves.update(below)
-        for name in leaves.intersection(below):
-            del result[name]
-    elif inner(annotation, "", {}) is not Any and not isinstance(above, Entries):
+    changed = {name for name in above if above[name] != below.get(name)}
+    result = dict(below)
+    if section is None:
+        if inner(annotation, "", {}) is not Any and not isinstance(above, Entries):
+            result.clear()
+    elif section_of(annotation, below) is not section:
         result.clear()
+    else:
+        gone = {f"{name}_kwargs" for name in changed}
+        gone |= {"kwargs"} if changed & OF_CLASSES else set()
+        for name in gone.intersection(below):
+            del result[name]
     for key, value in above.items():
         kind = inner(annotation, key, both)
         can_be_null = kind is Any or NoneType in get_args(kind)
@@ -366,18 +361,17 @@ def _value(annotation: Any, texts: Sequence[str]) -> Any:
 
 def _no_key(section_type: type[Section], key: str) -> str:
     """That there is no such key, and which alternative has it, or the nearest one."""
-    keys: dict[str, tuple[type[Section], str]] = {}
+    keys: dict[str, type[Section]] = {}
     for one in (section_type, *alternatives(section_type)):
         keys |= dict(keys_of(one))
     if key in keys:
-        owner = first_paragraph(keys[key][0])
-        return f"there is no key {key} here: it is for {owner}"
+        return f"there is no key {key} here: it is for {first_paragraph(keys[key])}"
+
+    def likeness(name: str) -> float:
+        pairs = ((key, name), (last, name.rpartition(".")[2]))
+        return sum(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
+
     last = key.rpartition(".")[2]
-
-    def likeness(name: str) -> list[float]:
-        pairs = ((last, name.rpartition(".")[2]), (key, name))
-        return [difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs]
-
     known = [*section_type.model_fields, *keys]
     nearest = SYNONYMS.get(last)
     if nearest not in known:
@@ -390,13 +384,12 @@ def help_lines(section_type: type[Section], section: str) -> Iterator[str]:
     if not section:
         yield from textwrap.wrap(first_paragraph(section_type), WIDTH)
         yield "\n--config  FILE, or the name of a recipe (rl-caption configs list)"
-    schemas: dict[type[Section], Any] = {}
-    for key, (owner, name) in dict(keys_of(section_type)).items():
+    for key, owner in dict(keys_of(section_type)).items():
         if section and not f"{key}.".startswith(f"{section}."):
             continue
-        if owner not in schemas:
-            schemas[owner] = owner.model_json_schema()["properties"]
-        option = schemas[owner][name]
+        field = owner.model_fields[key.rpartition(".")[2]]
+        kind: Any = Annotated[field.annotation, field]
+        option = TypeAdapter(kind).json_schema()
         head = f"--{key}  {_type_name(option)}"
         if "default" in option:
             head += f" = {json.dumps(option['default'])}"

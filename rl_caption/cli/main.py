@@ -2,10 +2,10 @@
 NAME``.
 """
 
-import difflib
 import logging
 import signal
 import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
@@ -17,28 +17,20 @@ from rl_caption.cli.programs import PROGRAMS, installed_programs
 from rl_caption.runtime.errors import UsageError, user_errors
 from rl_caption.runtime.threads import set_threads
 
-USAGE = """usage: rl-caption NAME ...    (or python -m rl_caption NAME ...)
-       rl-caption NAME --help, rl-caption --version
-"""
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``NAME ARGUMENTS...``; expected errors end with one clear message and code 1."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if words[:1] == ["--version"]:
-        print(f"rl-caption {__version__}")
-        return 0
-    if not words or words[0] in ("-h", "--help"):
-        with user_errors():  # for `| head`
-            print(USAGE)
-            for name, program in PROGRAMS.items():
-                print(f"  {name:<16} {program.summary}")
-        return 0 if words else 2
-    if words[0] not in PROGRAMS:
-        close = difflib.get_close_matches(words[0], PROGRAMS, n=1)
-        hint = f": did you mean {close[0]}?" if close else ""
-        raise UsageError(f"{words[0]!r} is not one of {', '.join(PROGRAMS)}{hint}")
-    return run(words[0], words[1:])
+    programs = [f"{name:<16} {one.summary}" for name, one in PROGRAMS.items()]
+    parser = ArgumentParser(
+        "rl-caption",
+        "rl-caption NAME ...    (rl-caption NAME --help lists its options)",
+        epilog="\n".join(["programs:", *programs]),
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("program", metavar="NAME", choices=PROGRAMS)
+    return run(parser.parse_args(words[:1] or ["--help"]).program, words[1:])
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
@@ -60,23 +52,18 @@ def run(name: str, arguments: Sequence[str]) -> int:
         logging.getLogger(package).setLevel(logging.INFO)
     try:
         with user_errors():
-            return _ended(name, list(arguments))
+            result = run_program(name, list(arguments))
+            if isinstance(result, str) and result:
+                print(result)
+            training = sys.modules.get("rl_caption.training.run")
+            if training is not None:  # not every program trains, or needs torch
+                training.leave_process_group()
+            return result if isinstance(result, int) else 0
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     finally:
         root.removeHandler(handler)
-
-
-def _ended(name: str, arguments: list[str]) -> int:
-    """The exit code of a program that has run."""
-    result = run_program(name, arguments)
-    if isinstance(result, str) and result:
-        print(result)
-    training = sys.modules.get("rl_caption.training.run")
-    if training is not None:  # not every program trains, or needs torch
-        training.leave_process_group()
-    return result if isinstance(result, int) else 0
 
 
 def run_program(name: str, arguments: list[str]) -> Any:

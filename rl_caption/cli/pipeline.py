@@ -3,9 +3,9 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rewards.devices import is_main_process
 from rl_caption.cli.preflight import preflight, refuse
@@ -17,7 +17,6 @@ from rl_caption.cli.stages import (
     shipped_pipelines,
     starts_from,
 )
-from rl_caption.runtime.errors import EXPECTED
 
 INPUTS = "stage.json"
 """File in a stage's folder: what its data and the models that it starts from were."""
@@ -39,9 +38,9 @@ class Planned(NamedTuple):
 
     stage: Stage
     action: str
-    """``train``, ``again``, ``resume``, ``skip``, ``run`` (it trains nothing), or ``refuse``."""
-    reason: str = ""
-    """Why it is refused."""
+    """``train``, ``again``, ``resume``, ``skip`` or ``run`` (it trains nothing)."""
+    differs: Sequence[str] = ()
+    """What is not as it was when the stage began; it is refused."""
 
 
 def plan(stages: Sequence[Stage], again: Sequence[str]) -> list[Planned]:
@@ -53,17 +52,19 @@ def plan(stages: Sequence[Stage], again: Sequence[str]) -> list[Planned]:
         sources = starts_from(stage.values, running)
         if anew.intersection(sources):
             anew.add(stage.name)
+        action, differs = "again", list[str]()
         if not PROGRAMS[stage.program].trains:
-            planned.append(Planned(stage, "run"))
-        elif stage.name in anew:
-            planned.append(Planned(stage, "again"))
-        else:
-            planned.append(_plan(stage, sources))
+            action = "run"
+        elif stage.name not in anew:
+            action, differs = _what_is_left(stage, sources)
+        planned.append(Planned(stage, action, differs))
     return planned
 
 
-def _plan(stage: Stage, sources: Sequence[str]) -> Planned:
-    """What is to be done with a training that starts from ``sources``, which run before it."""
+def _what_is_left(stage: Stage, sources: Sequence[str]) -> tuple[str, list[str]]:
+    """What is to be done with a training that starts from ``sources``, which run before it, and
+    what is not as it was when it began.
+    """
     from rl_caption.data.fingerprint import changes
     from rl_caption.data.plain_files import read_json
     from rl_caption.training.checkpoint import CheckpointError, newest_checkpoint
@@ -72,18 +73,12 @@ def _plan(stage: Stage, sources: Sequence[str]) -> Planned:
     folder, note = stage.folder, stage.folder / INPUTS
     complete = is_complete(folder)
     if not complete and newest_checkpoint(folder / "checkpoints") is None:
-        return Planned(stage, "train")
+        return "train", []
     before = read_json(note, CheckpointError) if note.is_file() else {}
     differs = changed_keys(folder / "config.yaml", stage.sections)
     differs += [f"it started from another export of {name}" for name in sources]
     differs += changes(before, inputs_of(stage))[0]
-    if differs:
-        how = "finished" if complete else "began"
-        reason = f"{folder} {how} otherwise: {'; '.join(differs)}"
-        return Planned(
-            stage, "refuse", f"{reason}; to train it anew: --again {stage.name}"
-        )
-    return Planned(stage, "skip" if complete else "resume")
+    return "skip" if complete else "resume", differs
 
 
 def inputs_of(stage: Stage) -> dict[str, str]:
@@ -113,19 +108,23 @@ def run_pipeline(name: str, words: Sequence[str]) -> list[Stage] | None:
         ConfigError: something is missing, or a stage was made in another way. Nothing is trained.
     """
     stages, wishes = make_stages(name, words)
+    planned = plan(stages, wishes["again"])
     is_main = is_main_process()
-    actions: Any = []
-    if is_main:
-        try:
-            actions = _checked_actions(stages, wishes)
-        except EXPECTED as error:
-            actions = error
-    actions = _of_main_process(actions)
-    if isinstance(actions, Exception):
-        raise actions
+    if wishes["dry"] and is_main:
+        print("\n".join(f"{one.action:<7} {one.stage.command}" for one in planned))
+    findings = preflight([one.stage for one in planned if one.action != "skip"])
+    reasons = []
+    for stage, _, differs in planned:
+        if differs:
+            how = f"to train it anew: --again {stage.name}"
+            reasons.append(
+                f"{stage.name}: it began otherwise: {'; '.join(differs)}; {how}"
+            )
+    refuse(findings, reasons)
     if wishes["dry"]:
         return None
-    for number, (stage, action) in enumerate(zip(stages, actions, strict=True), 1):
+    _wait_for_all()
+    for number, (stage, action, _) in enumerate(planned, 1):
         if is_main:
             done = "finished, " if action == "skip" else ""
             place = f"[{number}/{len(stages)}]"
@@ -133,19 +132,6 @@ def run_pipeline(name: str, words: Sequence[str]) -> list[Stage] | None:
         if action != "skip" and not _run(stage, action, is_main):
             return None
     return stages
-
-
-def _checked_actions(
-    stages: Sequence[Stage], wishes: Mapping[str, Sequence[str]]
-) -> list[str]:
-    """What is to be done with each stage, after a look at all that they need."""
-    planned = plan(stages, wishes["again"])
-    if wishes["dry"]:
-        print("\n".join(f"{one.action:<7} {one.stage.command}" for one in planned))
-    findings = preflight([one.stage for one in planned if one.action != "skip"])
-    reasons = [f"{one.stage.name}: {one.reason}" for one in planned if one.reason]
-    refuse(findings, reasons)
-    return [one.action for one in planned]
 
 
 def _run(stage: Stage, action: str, is_main: bool) -> bool:
@@ -164,21 +150,19 @@ def _run(stage: Stage, action: str, is_main: bool) -> bool:
     return action == "run" or is_complete(stage.folder)
 
 
-def _of_main_process(value: Any) -> Any:
-    """The value of the main process, in all of them."""
+def _wait_for_all() -> None:
+    """Let no process begin before all have looked at what is there."""
     from rl_caption.runtime.launch import check_processes, processes_started
 
     started = processes_started(os.environ)
-    if started is None or started[1] == 1:
-        return value
-    from accelerate import Accelerator
-    from accelerate.utils import broadcast_object_list
+    if started is not None and started[1] > 1:
+        from accelerate import Accelerator
 
-    from rl_caption.runtime.engines import accelerator_kwargs
+        from rl_caption.runtime.engines import accelerator_kwargs
 
-    accelerator = Accelerator(**accelerator_kwargs())
-    check_processes(accelerator.num_processes)
-    return broadcast_object_list([value])[0]
+        accelerator = Accelerator(**accelerator_kwargs())
+        check_processes(accelerator.num_processes)
+        accelerator.wait_for_everyone()
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -5,8 +5,8 @@ can do (``rl-caption doctor``).
 import inspect
 import os
 import platform
+import re
 import shlex
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
@@ -37,8 +37,17 @@ from rl_caption.runtime.errors import (
 )
 from rl_caption.runtime.threads import granted_cores
 
-PAIR_TASKS = ("contrastive", "positive_augmented", "specificity")
-"""Tasks of ``reward_model`` that train an open_clip model, unless they name parts."""
+NEEDS = {
+    "open_clip": r"(?s)task=distill|model\.image\.encoder=None.*model\.text\.encoder=None",
+    "bert_score": r"\bbertscore\b",
+    "openai": r"\.endpoint=(?!None)",
+    "peft": r"model\.lora\.r=",
+    "num2words": r"(?i)model\.init=.*smolvlm",
+    "datasets": r"data\.format=hub",
+    "h5py": r"data\.features_root=.*\.(h5|hdf5)",
+    "tensorboard": r"run\.trackers=.*tensorboard",
+}
+"""Optional module -> the ``key=value`` of a configuration that imports it."""
 
 
 class Finding(NamedTuple):
@@ -76,12 +85,9 @@ def preflight(stages: Sequence[Stage], rows: bool = True) -> Iterator[Finding]:
 
 def refuse(findings: Iterable[Finding], more: Sequence[str] = ()) -> None:
     """Raise ``ConfigError`` where a finding is fatal, or with the reasons ``more``."""
-    said = []
-    for name, value, advice, fatal in findings:
-        if fatal:
-            said.append(f"{name}: {value}" + f": {advice}" * bool(advice))
-    said += more
-    if said:
+    fatal = [finding for finding in findings if finding.fatal]
+    said = [": ".join(filter(None, finding[:3])) for finding in fatal]
+    if said := [*said, *more]:
         raise ConfigError(said[0] if len(said) == 1 else "\n  - ".join(["", *said]))
 
 
@@ -112,29 +118,26 @@ def rewards_of(values: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any
 
 def _package_findings(stage: Stage) -> Iterator[Finding]:
     """The optional modules that a program with its configuration imports, and that are missing."""
-    values, rewards = stage.values, [*rewards_of(stage.sections)]
-    task = str(values.get("task"))
-    has_clip = any(REWARDS[name].startswith("rewards.clip.") for name, _ in rewards)
-    has_clip |= task in PAIR_TASKS and not stage.config.model.has_parts
-    needs = {
-        "open_clip": has_clip or task.startswith("distill"),
-        "bert_score": "bertscore" in dict(rewards),
-        "openai": any(kwargs.get("endpoint") for _, kwargs in rewards),
-        "peft": values.get("model.lora.r") is not None,
-        "num2words": "smolvlm" in str(values.get("model.init")).lower(),
-        "datasets": values.get("data.format") == "hub",
-        "h5py": str(values.get("data.features_root")).endswith((".h5", ".hdf5")),
-        "tensorboard": "tensorboard" in (values.get("run.trackers") or ()),
-    } | dict.fromkeys(PROGRAMS[stage.program].modules, True)
-    missing = [name for name in needs if needs[name] and find_spec(name) is None]
+    text = "\n".join(f"{key}={value}" for key, value in stage.values.items())
+    needs = [name for name, keys in NEEDS.items() if re.search(keys, text)]
+    rewards = [REWARDS[name] for name, _ in rewards_of(stage.sections)]
+    if any(target.startswith("rewards.clip.") for target in rewards):
+        needs.append("open_clip")
+    needs += PROGRAMS[stage.program].modules
+    missing = [name for name in dict.fromkeys(needs) if find_spec(name) is None]
     if missing:
         yield Finding("packages", not_installed(*missing), fatal=True)
 
 
 def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
     """The models that a run starts from or scores with: on this machine, made before, or fetched."""
-    captions = stage.program in ("xe", "scst")
     asked: list[tuple[str, str, Any, tuple[str, ...]]] = []
+    for key, name, tag in _dual_encoders(stage):
+        from rewards.clip.backbone import ask_for_weights
+
+        what = f"{name} with weights {tag}"
+        asked.append((key, what, ask_for_weights, (name, tag)))
+    captions = stage.program in ("xe", "scst")
     for key, value in stage.values.items():
         starts = key == "model.init" and captions
         if value is None and starts and stage.program == "scst":
@@ -153,23 +156,16 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
 
             asked.append((key, value, ask_hub, (value, "config.json")))
         else:
-            commands = [f"rl-caption run {name}" for name in makers(str(path))]
-            advice = f"{' or '.join(commands)} makes it" if commands else ""
-            if address := ADDRESSES.get(path.name):
-                advice = f"download it from {address}"
+            sources = [f"rl-caption run {name}" for name in makers(str(path))]
+            sources += [ADDRESSES[path.name]] if path.name in ADDRESSES else []
+            advice = f"it comes from {' or '.join(sources)}" if sources else ""
             yield Finding(key, f"{value!r} is not there", advice, True)
-    for key, name, tag in _dual_encoders(stage):
-        from rewards.clip.backbone import ask_for_weights
-
-        what = f"{name} with weights {tag}"
-        asked.append((key, what, ask_for_weights, (name, tag)))
     for key, what, ask, names in asked:
         try:
             ask(*names)
+            yield Finding(key, what)
         except (OSError, ValueError) as error:
             yield Finding(key, f"{what}: {error}", fatal=True)
-        else:
-            yield Finding(key, what)
 
 
 def _dual_encoders(stage: Stage) -> Iterator[tuple[str, str, str]]:
@@ -191,40 +187,39 @@ def _dual_encoders(stage: Stage) -> Iterator[tuple[str, str, str]]:
 def _row_findings(stage: Stage) -> Iterator[Finding]:
     """The rows that a training reads: their files are there, and what its rewards look at."""
     from rl_caption.config.build import build_data
-    from rl_caption.data.checks import check_data, check_row_images
+    from rl_caption.data.checks import check_data
 
-    config, options = stage.config, stage.config.data
+    options = stage.config.data
     columns = {}
     for name, _ in rewards_of(stage.sections):
         needed = getattr(load_reward(name), "columns", None)
         if isinstance(needed, frozenset):  # no property
             columns[name] = needed
-    seen = [name for name, needed in columns.items() if "image" in needed]
-    needs = getattr(config, "needs", ("image", "text"))
+    looks = any("image" in needed for needed in columns.values())
     try:
         data = build_data(options)
         evaluated = stage.values.get("eval.split")
-        splits = ["train", evaluated] if evaluated in data.splits else ["train"]
         report = check_data(
             data,
-            splits,
+            [
+                split
+                for split in ("train", evaluated)
+                if split in {"train", *data.splits}
+            ],
             options.on_bad,
             check_pixels=False,
-            check_images=options.features_root is None,
-            needs=needs,
+            check_images=options.features_root is None or looks,
+            needs=getattr(stage.config, "needs", ("image", "text")),
             tokenizer=options.tokenizer,
         )
-        train = report.good_rows_of(data).split("train")
-        if options.features_root is not None and seen and options.on_bad == "fail":
-            rows = [row for split in splits for row in data.split(split)]
-            check_row_images(rows, " and ".join(seen), check_pixels=False)
     except (UserError, RewardError, OSError) as error:
         yield Finding("data", str(error), fatal=True)
         return
+    train = report.good_rows_of(data).split("train")
     yield Finding("data", f"{len(train)} training images")
     for warning in report.warnings:
         yield Finding("captions", warning)
-    given = {*COLUMNS, *(train[0] if len(train) else ())}
+    given = {*COLUMNS, *train[0]}
     for name, needed in columns.items():
         if lacking := sorted(needed - given):
             yield Finding(name, f"the rows have no {', '.join(lacking)}", fatal=True)
@@ -261,11 +256,7 @@ def environment() -> Iterator[Finding]:
         advice = "rl-caption doctor --mend, or " * (FAULT in error) + OTHER_TORCH
         yield Finding("torchvision", f"does not load ({error})", advice, True)
     yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
-    cores = f"{granted_cores()} of {os.cpu_count()} processors"
-    yield Finding("CPU cores", f"{cores} ({platform.platform()})")
-    free = shutil.disk_usage(Path.cwd()).free / 1e9
-    cost = "a checkpoint of a base-size captioner takes about 3 GB" if free < 5 else ""
-    yield Finding("free disk space", f"{free:.1f} GB in {Path.cwd()}", cost)
+    yield Finding("machine", f"{platform.platform()}, {granted_cores()} CPU cores")
     try:
         import torch
 
@@ -277,11 +268,10 @@ def environment() -> Iterator[Finding]:
         properties = torch.cuda.get_device_properties(index)
         memory = f"{properties.total_memory / 1e9:.1f} GB"
         yield Finding(f"GPU {index}", f"{properties.name}, {memory}")
-    if torch.backends.mps.is_available():
-        yield Finding("GPU", "Apple (mps); one process only")
-    elif torch.cuda.device_count() == 0:
-        cost = "training runs on the CPU: enough for the demo, slow for real data sets"
-        yield Finding("GPU", "none", cost)
+    if not torch.cuda.is_available():
+        has_mps = torch.backends.mps.is_available()
+        cost = "training on the CPU is slow for real data sets"
+        yield Finding("GPU", "mps") if has_mps else Finding("GPU", "none", cost)
     try:
         yield Finding("Java", java_version())
     except JavaError as failure:
@@ -320,17 +310,16 @@ def main(arguments: Sequence[str]) -> int:
         stages = [Stage(name, name, options, load(name, options))]
     else:
         raise UsageError(USAGE)
-    command = shlex.join([name, *options])
-    verdict = "The main job cannot run here"
+    command = shlex.join(["rl-caption", name, *options])
     fatal = _print(environment())
     if not fatal:
-        verdict = f"The main job can run here, but not yet {command}"
-        print("\nConfiguration")
+        print(f"\nConfiguration of {command}")
         fatal = _print(preflight(stages, bool(words)))
     if not fatal:
-        print(f"\nThe main job can run here. To start it: rl-caption {command}")
+        print(f"\nIt can run here: {command}")
         return 0
-    print(f"\n{verdict}: {', '.join(finding.name for finding in fatal)}.")
+    names = ", ".join(finding.name for finding in fatal)
+    print(f"\nIt cannot run here: {command}: {names}")
     advice = dict.fromkeys(finding.advice or finding.value for finding in fatal)
     print(f"To repair it: {'; then '.join(advice)}")
     return 1

@@ -6,7 +6,6 @@ from typing import Any
 
 from rewards.base import score_captions
 from rewards.build import RewardBuilder
-from rewards.registry import parameters
 from rewards.text.cider import SIGNATURE_PARTS
 from rewards.text.tokenize import TOKENIZER, untested_texts
 from rl_caption.config.commands import ScoreConfig
@@ -39,40 +38,35 @@ def score_files(config: ScoreConfig) -> dict[str, Any]:
         EvaluationError, OSError: ``out`` cannot be written; found before anything is scored.
         RewardError: the reward failed.
     """
-    reward, captions, references = config.reward, config.captions, config.references
     if config.out is not None:
         check_writable_file(config.out)
+    counting = ("cider", "diversity")
+    builder = RewardBuilder((), config.tokenizer, config.eos, config.df, counting)
     with config_errors("reward"):
-        accepted = parameters(reward)
-        given = {}
-        for name in ("df", "eos", "tokenizer"):
-            value = getattr(config, name)
-            if value or (name in accepted and value is not None):
-                given[name] = value
-        scorer = RewardBuilder(counting=()).build(reward, given | config.kwargs)
-    texts = read_captions(captions)
-    columns: dict[str, Any] = {"image_id": (written := list(texts))}
-    if references is not None:
-        annotated = read_references(references, config.split, by=texts.by)
-        texts = with_ids_of(texts, annotated, annotated.images, captions)
-        columns["image_id"] = list(texts)
-        columns["references"] = references_for(texts, annotated, references)
-        if annotated.images:
-            columns["image"] = [annotated.images[image_id] for image_id in texts]
+        reward = builder.build(config.reward, config.kwargs)
+    texts = read_captions(config.captions)
+    written, references = list(texts), {}
+    columns: dict[str, Any] = {}
+    if config.references is not None:
+        known = read_references(config.references, config.split, by=texts.by)
+        texts = with_ids_of(texts, known, known.images, config.captions)
+        columns["references"] = references_for(texts, known, config.references)
+        references = dict(zip(texts, columns["references"], strict=True))
+        if known.images:
+            columns["image"] = [known.images[image_id] for image_id in texts]
     if config.images is not None:
         columns["image"] = find_images(config.images, written)
-    for column in sorted(scorer.columns - columns.keys()):
-        option = {"references": "--references", "image": "--images"}.get(column)
+    columns["image_id"] = list(texts)
+    for column in sorted(reward.columns - columns.keys()):
         raise DataError(
-            f"reward {reward!r} needs the column {column!r}: give {option or 'another'}"
+            f"reward {config.reward!r} needs the column {column!r}: give --references or --images"
         )
-    references_of = dict(zip(texts, columns.get("references", ()), strict=False))
-    warn_of_forms(texts, references_of, getattr(scorer, "tokenizer", TOKENIZER))
-    values = score_captions(scorer, reward, None, list(texts.values()), columns)
+    warn_of_forms(texts, references, getattr(reward, "tokenizer", TOKENIZER))
+    values = score_captions(reward, config.reward, None, list(texts.values()), columns)
+    scored = [*texts.values(), *chain(*references.values())]
     result = {
-        "reward": scorer.__name__,
-        "signature": scorer.signature
-        + untested_texts(scorer, [*texts.values(), *chain(*references_of.values())]),
+        "reward": reward.__name__,
+        "signature": reward.signature + untested_texts(reward, scored),
         "mean": math.fsum(values) / len(values),
         "scores": dict(zip(texts, values, strict=True)),
     }
@@ -84,9 +78,8 @@ def score_files(config: ScoreConfig) -> dict[str, Any]:
 def main(config: ScoreConfig) -> int:
     """Score, and print the mean."""
     result = score_files(config)
-    print(
-        f"{result['reward']} {result['mean']:.6f} (mean of {len(result['scores'])} captions)"
-    )
+    count = f"mean of {len(result['scores'])} captions"
+    print(f"{result['reward']} {result['mean']:.6f} ({count})")
     print(f"signature {result['signature']}")
     if result["reward"] == "cider":
         print(f"({SIGNATURE_PARTS})\n{SCALE_OF_CIDER}")

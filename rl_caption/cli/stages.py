@@ -49,8 +49,7 @@ class Stage:
     @property
     def folder(self) -> Path:
         """Where it writes."""
-        config = self.config
-        return Path(config.run.dir if hasattr(config, "run") else config.out)
+        return Path(self.values.get("run.dir") or self.values["out"])
 
     @cached_property
     def sections(self) -> dict[str, Any]:
@@ -59,13 +58,8 @@ class Stage:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """Values by dotted key; of a grid also those of its runs, which ``all`` may replace."""
-        values = dict(leaves(self.sections))
-        if "all" in self.sections:
-            words = ["--config", self.config.recipe, *as_words(self.config.all)]
-            runs = load("scst", words).model_dump(mode="json", exclude={"run"})
-            values |= leaves({"all": runs})
-        return values
+        """Values by dotted key."""
+        return dict(leaves(self.sections))
 
     def start(self) -> Any:
         """Run the program, whose modules are imported only now; returns what it returns."""
@@ -91,12 +85,11 @@ def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 def moved(values: Any, folders: Mapping[Path, Path]) -> Any:
     """Nested values whose paths in folders are those in other folders."""
-    if not folders:
-        return values
-    now = {str(before): str(folder) for before, folder in folders.items()}
-    path = rf'(?<=[":])({"|".join(map(re.escape, now))})(?=[/"])'
     text = json.dumps(values, ensure_ascii=False)
-    return json.loads(re.sub(path, lambda found: now[found[0]], text))
+    for before, now in folders.items():
+        path = rf'(?<=[":]){re.escape(str(before))}(?=[/"])'
+        text = re.sub(path, lambda _, now=now: str(now), text)  # type: ignore[misc]
+    return json.loads(text)
 
 
 def starts_from(values: Any, stages: Iterable[Stage]) -> list[str]:
@@ -160,13 +153,12 @@ def read_wishes(words: Sequence[str], stages: Collection[str]) -> dict[str, list
         UsageError: an option does not say for which stage it is, or there is no such stage.
     """
     wishes: dict[str, list[str]] = {key: [] for key in (*OPTIONS, "data", *stages)}
-    for (stage, *path), texts in split_words(Section, words):
-        rest = ".".join(path)
-        key = f"{stage}.{rest}" if rest else stage
+    for path, texts in split_words(Section, words):
+        key, (stage, *rest) = ".".join(path), path
         if key in OPTIONS:
             wishes[key] += ",".join(texts).split(",")
-        elif stage in wishes and rest:
-            wishes[stage] += [f"--{rest}", *texts]
+        elif rest and stage in wishes:
+            wishes[stage] += [f"--{'.'.join(rest)}", *texts]
         else:
             forms = " or ".join(f"--{one}.{key}" for one in stages)
             raise UsageError(
@@ -198,28 +190,30 @@ def make_stages(
     stages: list[Stage] = []
     elsewhere: dict[Path, Path] = {}
     for stage in written:
-        if stage.name in chosen:
-            stages.append(_with_wishes(stage, wishes, elsewhere))
-            elsewhere[stage.folder] = stages[-1].folder
+        if stage.name not in chosen:
+            continue
+        words = _new_words(stage, wishes, elsewhere)
+        if words:
+            words = [*stage.words, *words]
+            config = load(stage.program, words)
+            stages.append(replace(stage, words=words, config=config))
+        else:
+            stages.append(stage)
+        elsewhere[stage.folder] = stages[-1].folder
     return stages, wishes
 
 
-def _with_wishes(
+def _new_words(
     stage: Stage, wishes: Mapping[str, Sequence[str]], elsewhere: Mapping[Path, Path]
-) -> Stage:
-    """A stage with the overrides of the command line, after those for folders that have moved."""
+) -> list[str]:
+    """The paths of a stage in folders that have moved, then what the command line asks for."""
     now = moved(stage.values, elsewhere)
     changes = {key: now[key] for key in now if now[key] != stage.values[key]}
     if wishes["run.root"]:
-        key = "run.dir" if "run" in stage.sections else "out"
+        key = "run.dir" if "run.dir" in stage.values else "out"
         changes[key] = str(Path(*wishes["run.root"], stage.name))
     words = as_words(changes)
-    for section in ("data", "all"):
+    for section, prefix in (("data", "--data."), ("all", "--all.data.")):
         if section in stage.sections:
-            prefix = "--all.data." if section == "all" else "--data."
             words += [re.sub("^--", prefix, word) for word in wishes["data"]]
-    words += wishes[stage.name]
-    if not words:
-        return stage
-    words = [*stage.words, *words]
-    return replace(stage, words=words, config=load(stage.program, words))
+    return [*words, *wishes[stage.name]]

@@ -83,12 +83,11 @@ def build_captioner(
     references: Sequence[list[str]],
     cache_mb: int,
     tokenizer: str = TOKENIZER,
-    weights: bool = True,
 ) -> Captioner:
     """Load ``model.init``, or make a captioner with random weights whose words are those of
     ``references``.
 
-    ``tokenizer`` is ``data.tokenizer``, ``weights`` as of ``load_captioner``.
+    ``tokenizer`` is ``data.tokenizer``.
 
     Raises:
         CaptionerError: ``model.init`` is not a saved captioner, or cannot be trained as asked.
@@ -106,40 +105,23 @@ def build_captioner(
                 references, config.min_count, cache_bytes, tokenizer, **config.kwargs
             )
     assert isinstance(config, SavedModelConfig), "the only other one"
-    if config.init is None:
-        raise ConfigError(
-            "model.init is not set: name a model on the hub, or a saved captioner"
-        )
     with naming("model.init", (CaptionerError,), CaptionerError):
         captioner = load_captioner(
-            config.init,
+            str(config.init),
             cache_bytes,
             config.prompt,
             config.dtype,
             config.target,
             config.processor_kwargs,
-            weights,
         )
-    adapt = getattr(captioner, "adapt", None)  # models of Transformers have it
-    if adapt is not None:
-        adapt(
-            config.freeze,
-            config.lora.model_dump() if config.lora else None,
-            config.gradient_checkpointing,
-        )
-    elif config != SavedModelConfig(
-        name=config.name, target=config.target, init=config.init
-    ):
-        raise ConfigError(
-            f"model.init {config.init!r} is not a model of Transformers: prompt, processor_kwargs, "
-            "freeze, lora, gradient_checkpointing and dtype are for those alone"
-        )
-    split_by = getattr(captioner, "split_by", None)
-    if split_by not in (None, tokenizer):  # of the Transformer from scratch
+    if hasattr(captioner, "adapt"):  # models of Transformers have it
+        lora = config.lora.model_dump() if config.lora else None
+        captioner.adapt(config.freeze, lora, config.gradient_checkpointing)
+    split_by = getattr(captioner, "split_by", tokenizer)  # of one from scratch
+    if split_by != tokenizer:
         raise ConfigError(
             f"model.init {config.init!r} has a vocabulary of words by {split_by!r}, data.tokenizer "
-            f"is "
-            f"{tokenizer!r}: set data.tokenizer to {split_by}, or train from scratch"
+            f"is {tokenizer!r}: set data.tokenizer to {split_by}, or train from scratch"
         )
     return captioner
 
@@ -152,17 +134,13 @@ def check_positions(
 
     Raises ConfigError where it has fewer, after its own prompt or after that of one of ``rows``.
     """
-    rooms = [("the prompt", captioner.max_tokens)]
-    rooms += (
-        (f"the prompt of image {row['image_id']!r}", captioner.max_tokens_of(row))
-        for row in rows
-        if "prompt" in row
-    )
-    for what, longest in rooms:
-        if longest is not None and tokens > longest:
+    rooms = [captioner.max_tokens]
+    rooms += [captioner.max_tokens_of(row) for row in rows if "prompt" in row]
+    for room in rooms:
+        if room is not None and tokens > room:
             raise ConfigError(
-                f"{key} is {tokens}: the captioner has positions for {longest} tokens "
-                f"(max_positions, less {what})"
+                f"{key} is {tokens}: the captioner has positions for {room} tokens "
+                "(max_positions, less the prompt)"
             )
 
 
@@ -203,10 +181,6 @@ def build_reward(
         folder: that of the run, where the document frequencies are written.
         tokenizer: ``data.tokenizer``, of all terms whose arguments do not name another.
     """
-    if not config.terms:
-        raise ConfigError(
-            "reward.terms is empty: name at least one reward, such as cider"
-        )
     builder = RewardBuilder(
         references, tokenizer, config.eos, config.df or None, ("cider", "diversity")
     )

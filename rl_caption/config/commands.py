@@ -5,7 +5,7 @@ that are used from the command line alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
@@ -109,7 +109,6 @@ class EvaluateModelConfig(EvaluateConfig):
                 f"data.tokenizer is {self.data.tokenizer!r}: decode.remove_bad_endings is for "
                 "English only"
             )
-        check_choice(self.decode, self.rerank, self.candidates)
         return self
 
 
@@ -125,38 +124,15 @@ class EvaluateFileConfig(EvaluateConfig):
 class CompareConfig(EvaluateConfig):
     """Captions of two files, compared by a paired test."""
 
-    compare: list[str] = []
+    bootstrap: PositiveInt = 1000
+    """Number of bootstrap resamples of images for the intervals and the paired test."""
+
+    compare: Annotated[list[str], Field(min_length=2, max_length=2)] = []
     """Two files of captions in COCO result format, or folders of evaluations. Without
     ``references`` and ``data``, two folders are compared on the data that they name.
     """
     references: str | None = None
     """File of references that do not belong to a split of ``data``."""
-
-    @model_validator(mode="after")
-    def _check_compare(self) -> Self:
-        if len(self.compare) != 2:
-            raise ConfigError(
-                f"compare is {self.compare}: expected two files of captions"
-            )
-        if self.bootstrap < 1:
-            raise ConfigError(
-                f"bootstrap is {self.bootstrap}: a comparison needs at least 1 resample"
-            )
-        return self
-
-
-def check_choice(decode: Decoding, rerank: str | None, candidates: bool) -> None:
-    """Check that one caption of each image can be chosen. Raises ``ConfigError``."""
-    count = decode.captions_per_image
-    if rerank is not None and count < 2:
-        several = "decode.num_samples, or decode.num_return_sequences of beam search"
-        raise ConfigError(
-            f"rerank is {rerank!r}: it chooses among several captions of an image; set {several}"
-        )
-    if count > 1 and rerank is None and not candidates:
-        raise ConfigError(
-            f"decode gives {count} captions an image: choose one by rerank, or set candidates"
-        )
 
 
 class CaptionConfig(TrustConfig, Decoding):
@@ -183,11 +159,6 @@ class CaptionConfig(TrustConfig, Decoding):
     candidates: str | None = None
     """Write all captions of a photo with their scores to this JSON lines file."""
 
-    @model_validator(mode="after")
-    def _check_caption(self) -> Self:
-        check_choice(self, self.rerank, self.candidates is not None)
-        return self
-
 
 class ScoreConfig(TrustConfig):
     """``score --reward NAME --captions F --references F``: score captions in files with any reward."""
@@ -207,7 +178,7 @@ class ScoreConfig(TrustConfig):
     """Document frequencies; null takes those of the references."""
     eos: bool = False
     """Count EOS as a token; published scores are without."""
-    tokenizer: Literal["ptb", "unicode", "char", "none"] | None = None
+    tokenizer: Literal["ptb", "unicode", "char", "none"] = "ptb"
     """Of n-gram rewards: ``ptb`` (English), ``unicode`` (words of other languages), ``char``
     (characters of Chinese and Japanese) or ``none`` (split at white space).
     """

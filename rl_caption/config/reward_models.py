@@ -7,9 +7,9 @@ what builds them.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveInt
 
 from rl_caption.config.schema import (
     DataConfig,
@@ -60,7 +60,7 @@ class PartConfig(Section):
 class TeacherConfig(Section):
     """The frozen model to distil, or whose text features are read."""
 
-    name: str | None = None
+    name: str
     """Open_clip architecture, hub name or local folder, as for the rewards."""
     pretrained: str | None = None
     """If ``name`` is an architecture: a tag such as ``openai``, or a checkpoint file."""
@@ -117,21 +117,6 @@ class RewardModelConfig(TrustConfig):
                 f"task is {name!r}: expected a class that inherits from RewardModelConfig"
             )
         return config
-
-    @model_validator(mode="after")
-    def _check_reward_model(self) -> Self:
-        if self.data.features_root is not None or self.data.num_frames is not None:
-            raise ConfigError(
-                "data.features_root and data.num_frames: reward models learn from images, leave "
-                "both out"
-            )
-        teacher = getattr(self, "teacher", None)
-        if isinstance(teacher, TeacherConfig) and teacher.name is None:
-            raise ConfigError(
-                f"teacher.name is not set, which {self.task} needs: a dual encoder, such as "
-                "ViT-B-32 or a folder"
-            )
-        return self
 
     def check(self) -> None:
         """Check what takes files or the libraries of models, before there are data; raises

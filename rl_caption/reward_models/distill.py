@@ -179,7 +179,7 @@ class DistillConfig(RewardModelConfig):
     """``image`` or ``text``: one tower, stage 1 of L-CLIP; ``dual``: both, stage 2."""
     model: StudentConfig = Field(default_factory=StudentConfig)
     """The model to train."""
-    teacher: TeacherConfig = Field(default_factory=TeacherConfig)
+    teacher: TeacherConfig
     """The model to distil."""
     loss: DistanceConfig = Field(default_factory=DistanceConfig)
     """Weights of the terms of the loss."""

@@ -178,7 +178,7 @@ class SemanticBottleneckConfig(TextConfig):
     task: Literal["semantic_bottleneck"] = "semantic_bottleneck"
     model: BottleneckModelConfig = Field(default_factory=BottleneckModelConfig)
     """The model to train."""
-    teacher: TeacherConfig = Field(default_factory=TeacherConfig)
+    teacher: TeacherConfig
     """The frozen dual encoder whose text features are read."""
 
     @model_validator(mode="after")

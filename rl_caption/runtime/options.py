@@ -5,7 +5,6 @@ A class or function is named by a name from one of this package's tables, or as
 ``Annotated[float, Field(ge=0)]`` is an option with a range.
 """
 
-import difflib
 import inspect
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -61,6 +60,11 @@ class Section(BaseModel):
         alternatives.
         """
         return cls
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """The section with these plain values, of the class that they choose."""
+        return cls.choose(values).model_validate_json(json.dumps(values))
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some of its values changed, and checked."""
@@ -134,12 +138,12 @@ def check_options(
     """
     takes, extra = {}, "forbid"
     for option, parameter in options_of(target, skip).items():
-        annotation, default = parameter.annotation, parameter.default
         if parameter.kind is parameter.VAR_KEYWORD:
             extra = "allow"
         elif parameter.kind is not parameter.VAR_POSITIONAL:
-            is_required = required and default is parameter.empty
-            takes[option] = (_checkable(annotation), ... if is_required else None)
+            is_required = required and parameter.default is parameter.empty
+            kind = _checkable(parameter.annotation)
+            takes[option] = (kind, ... if is_required else None)
     rules: Any = {"extra": extra, "allow_inf_nan": False, "protected_namespaces": ()}
     model = create_model("Options", __config__=rules, **takes)  # type: ignore[call-overload]
 
@@ -147,17 +151,13 @@ def check_options(
         section = key.rpartition(".")[0] if loc[0] in beside else key
         return dotted((section, *loc))
 
-    def unknown(where: str, item: Any) -> str:
-        close = difflib.get_close_matches(item["loc"][0], takes, 1)
-        hint = f"did you mean {close[0]}? " if close else ""
-        listed = ", ".join(takes) or "no options"
-        value = f"{where} is {item['input']!r:.80}"
-        return f"{value}, which is no option of {name}: {hint}it takes {listed}"
+    def unknown(where: str) -> str:
+        return f"{where} is no option: {name} takes {', '.join(takes) or 'none'}"
 
     try:
         model.model_validate_json(json.dumps(kwargs), strict=True)
     except ValidationError as error:
-        raise ConfigError("; ".join(sentences(error, unknown, key_of))) from error
+        raise ConfigError(sentences(error, unknown, key_of)) from error
 
 
 def _checkable(annotation: Any) -> Any:

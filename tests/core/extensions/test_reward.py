@@ -116,7 +116,7 @@ def test_it_is_a_reward_like_those_of_the_package():
         (NAME, {"words": 200}, "reward.terms.mine: words is 200: expected 1 to 100"),
         (NAME, {"word": 3}, "'word'; it takes (words"),
         (f"{__name__}:Missing", {}, "'Missing'"),
-        (f"{__name__}:main", {}, "which is not a reward"),
+        ("collections:Counter", {}, "which is not a reward"),
     ],
 )
 def test_what_cannot_be_used_is_refused_by_name(target, kwargs, part):

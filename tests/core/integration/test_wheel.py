@@ -146,7 +146,7 @@ def test_recipes(run):
 
 
 def test_programs(run, tmp_path):
-    assert "The main job can run here." in run("rl-caption", "doctor")
+    assert "It can run here: rl-caption run demo" in run("rl-caption", "doctor")
     captioner, (row,) = tiny_captioner(), tiny_rows(1)
     captioner.save_pretrained(captioner.policy, tmp_path / "model")
     row["image"].save(tmp_path / "photo.png")

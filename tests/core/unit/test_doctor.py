@@ -29,7 +29,7 @@ def torchvision_is_not_probed(monkeypatch):
 @pytest.mark.parametrize(
     ("package", "code", "told"),
     [
-        ("accelerate", 1, "The main job cannot run here: accelerate."),
+        ("accelerate", 1, "rl-caption run demo: accelerate"),
         ("peft", 0, "pip install 'rl-caption[peft]'"),
     ],
 )
@@ -91,13 +91,13 @@ def test_a_pipeline_whose_later_stages_start_from_earlier_ones(tmp_path, capsys)
     stages = {"xe": ("xe", xe_config(xe)), "scst": ("scst", later)}
     file = write_pipeline(tmp_path, **stages)
     assert doctor.main(["run", str(file), "--xe.train.threads", "1"]) == 1
-    said = capsys.readouterr().out.partition("\nConfiguration\n")[2]
+    said = capsys.readouterr().out.partition("\nConfiguration of ")[2]
     assert f"scst: model.init {xe / 'export/best'}, which xe makes" in said
     assert "none/yet/export/best' is not there" in said
     assert "  xe: data " in said
     words = ["run", str(file), "--scst.reward.terms", "{cider: {}}"]
     assert doctor.main(words) == 0
-    assert f"To start it: rl-caption run {file}" in capsys.readouterr().out
+    assert f"It can run here: rl-caption run {file}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

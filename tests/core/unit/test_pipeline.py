@@ -7,7 +7,6 @@ import pytest
 import yaml
 
 from rewards.files import load_json
-from rl_caption.cli import pipeline as pipelines
 from rl_caption.cli.main import main, run_program
 from rl_caption.cli.pipeline import plan, run_pipeline
 from rl_caption.cli.stages import Stage, make_stages
@@ -74,7 +73,8 @@ def test_what_is_not_for_a_stage_is_named(words, part, two, tmp_path, capsys):
 
 def test_changes_stand_in_the_file_and_a_grid_is_a_stage(two, tmp_path):
     (tmp_path / "grid.yaml").write_text(
-        f"recipe: {tmp_path}/scst.yaml\ncells: {{a: {{terms: {{cider: {{}}}}}}}}\nout: {tmp_path}/grid"
+        f"recipe: {tmp_path}/scst.yaml\ncells: {{a: {{terms: {{cider: {{}}}}}}}}\n"
+        f"all: {{model: {{init: {tmp_path}/läufe/xe/export/best}}}}\nout: {tmp_path}/grid"
     )
     written = yaml.safe_load(two.read_text())
     written["stages"]["scst"]["train.lr"] = 0.25
@@ -199,7 +199,7 @@ def test_all_that_is_missing_is_said_before_the_first_stage(two, tmp_path, monke
     for part in (
         "scst: model.init",
         "'gone.pt' is not there",
-        "rl-caption run coco makes it",
+        "it comes from rl-caption run coco",
     ):
         assert part in str(refused.value)
 
@@ -231,7 +231,6 @@ def test_weights_that_cannot_be_fetched_are_said(tmp_path, monkeypatch):
     ],
 )
 def test_what_cannot_run_under_a_launcher_is_said(environment, part, monkeypatch):
-    monkeypatch.setattr(pipelines, "_of_main_process", lambda value: value)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     words = ["--only", "alpha", "--data.kwargs.num_train", "8"]

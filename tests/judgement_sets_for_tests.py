@@ -187,16 +187,6 @@ def sugarcrepe_pp(folder):
         write_json(folder / f"{kind}.json", rows)
 
 
-def aro_order(folder):
-    captions = ["A brown dog, with a red ball, runs on the green grass.", "Dogs."]
-    row = {"image": "val2014/COCO_val2014_000000000007.jpg", "caption": captions}
-    write_json(folder / "coco_karpathy_test.json", [row])
-    write_json(
-        folder / "flickr30k_test.json",
-        [{"image": "flickr30k-images/7.jpg", "caption": captions}],
-    )
-
-
 def aro(folder):
     box = {"bbox_x": 1, "bbox_y": 2, "bbox_w": 10, "bbox_h": 8, "image_path": "5.jpg"}
     captions = {
@@ -317,7 +307,6 @@ _NAMED = (
     sugarcrepe,
     aro,
     sugarcrepe_pp,
-    aro_order,
     ratings,
     icc_captions,
     icc_words,

@@ -116,7 +116,7 @@ LAB = {
     "judge": Program(
         "how well metrics agree with human judgements of captions",
         "rl_caption.lab.meta_evaluation.program:compare_with_people",
-        "rl_caption.lab.meta_evaluation.config:JudgeSetConfig",
+        "rl_caption.lab.config:JudgeSetConfig",
     ),
     "reproduce": Program(
         "a table of one of the five papers: published and measured values side by side",

@@ -9,7 +9,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
 
 from rewards.base import RewardError
 from rewards.language.caption_qa import (
@@ -47,12 +47,10 @@ GUESS_PROMPT = (
     "This question is about an image that you cannot see. Choose the most likely answer.\n\n"
     "Question: {question}\n{choices}\n\nReply with the letter of the answer."
 )
-REFUSALS = {
-    "unreadable": "refused: no question with different choices, of which one is the answer, or a repetition",
-    "guessed": "refused: answered right without a caption",
-    "unsaid": "refused: not answered right from the references",
-}
-"""Reason, as in the column ``refused`` -> its row of the report."""
+REFUSALS = ("unreadable", "guessed", "unsaid")
+"""Reasons in the column ``refused``: no question with different choices, one of which is the answer,
+or a repetition; answered right without a caption; not answered right from the references.
+"""
 
 
 def write_questions(config: QuestionsConfig) -> str:
@@ -94,14 +92,13 @@ def write_questions(config: QuestionsConfig) -> str:
     def report(rows: Rows) -> Report:
         kept = [row for row in rows if row["questions"]]
         counts = {"kept": sum(len(row["questions"]) for row in kept)}
-        for reason, text in REFUSALS.items():
-            counts[text] = sum(row["refused"].get(reason, 0) for row in rows)
+        for reason in REFUSALS:
+            counts[reason] = sum(row["refused"].get(reason, 0) for row in rows)
         if not kept:
             raise DataError(
                 f"{config.out}/questions.jsonl would have no rows: {counts}"
             )
-        bare = len(rows) - len(kept)
-        notes = [f"{bare:,} of {len(rows):,} images have no question and are left out"]
+        notes = [f"{len(rows) - len(kept):,} images have no question and are left out"]
         lines = [[name, f"{number:,}"] for name, number in counts.items()]
         return Report(markdown(["questions", "number"], lines), notes, kept)
 
@@ -131,12 +128,10 @@ def read_questions(count: int, answer: str) -> tuple[list[ImageQuestion], int]:
         return [], 1
     questions: dict[str, ImageQuestion] = {}
     for item in items:
-        try:
+        with suppress(RewardError):
             (question,) = check_questions([item], "it")
-        except RewardError:
-            continue
-        fields: Any = {key: question[key] for key in ImageQuestion.__annotations__}  # type: ignore[literal-required]
-        questions.setdefault(single_spaced(question["question"]).casefold(), fields)
+            title = single_spaced(question["question"]).casefold()
+            questions.setdefault(title, question)
     return list(questions.values()), len(items) - len(questions)
 
 

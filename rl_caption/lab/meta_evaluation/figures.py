@@ -26,8 +26,6 @@ from rewards.text.tokenize import tokenize
 from rl_caption.evaluation.confidence import Floats, Weights, estimates
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 
-BLIND = "blind: longer"
-"""Heading of the baseline that sees neither image nor references: the number of characters."""
 LENGTHS = (10, 20, 40, 60, 100)
 """Largest numbers of words of all classes of captions by length but the last."""
 
@@ -247,21 +245,6 @@ def _accuracies(
         value, low, high = estimate
         figures.append(Figure(_joined(title, name), value, count, low, high))
     return figures if judged.shown_kinds and any(kinds) else figures[-1:]
-
-
-def blind_figures(
-    judged: JudgementSet, resamples: int = 0, seed: int = 0
-) -> list[Figure]:
-    """Figures of ``BLIND``, by which the longest caption is the best; empty but for hard negatives.
-
-    Equal lengths count by their expectation in a random order, whatever ties count in the set.
-    """
-    if judged.ratings or {row.better for row in judged.rows} != {1.0}:
-        return []
-    lengths = np.array([list(map(len, row.captions)) for row in judged.rows])
-    random = judged._replace(ties="half")
-    found = order_figures(random, {"": lengths}, None, resamples, seed)
-    return [replace(figure, note="") for figure in found]
 
 
 def _joined(*words: str) -> str:

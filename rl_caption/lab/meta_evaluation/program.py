@@ -31,12 +31,10 @@ from rl_caption.evaluation import JavaError, check_writable
 from rl_caption.evaluation.confidence import Floats
 from rl_caption.evaluation.metrics import SCORERS
 from rl_caption.evaluation.results import LEFT_OUT, markdown
+from rl_caption.lab.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation import sets
-from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation.figures import (
-    BLIND,
     Figure,
-    blind_figures,
     order_figures,
     rated_figures,
 )
@@ -201,11 +199,6 @@ def compare_with_people(config: JudgeSetConfig) -> str:
             except JavaError as error:
                 result.signatures[heading] = f"left out: {error}"
             write_results(folder, config, results)
-        blind = blind_figures(judged, *draws)
-        if blind:
-            result.figures[BLIND] = blind
-            how = "number of characters; equal ones in random order"
-            result.signatures[BLIND] = how
     text = write_results(folder, config, results)
     print(f"wrote agreement.md and agreement.json in {folder}", file=sys.stderr)
     return text

@@ -32,7 +32,6 @@ from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.evaluation.zero_shot import zero_shot_accuracy
 from rl_caption.lab.config import ReproduceConfig
 from rl_caption.lab.meta_evaluation import sets
-from rl_caption.lab.meta_evaluation.costs import encoder_cost
 from rl_caption.lab.meta_evaluation.figures import rated_figures
 from rl_caption.lab.meta_evaluation.program import (
     NAMES,
@@ -104,8 +103,9 @@ class Measures:
         elif "specificity" in how:
             value = self._specificity(model, data)[how["specificity"]]
         elif "size" in how:
-            cost = encoder_cost(self._encoder(model).encoder)  # type: ignore[arg-type]
-            value = getattr(cost, how["size"])
+            model_of: Any = self._encoder(model).encoder
+            count = sum(weights.numel() for weights in model_of.model.parameters())
+            value = {"parameters": count, "half_mib": 2 * count / 2**20}[how["size"]]
         elif "zero_shot" in how:
             options = self.data[data], data_sets()[data]["prompts"]
             value = zero_shot_accuracy(self._encoder(model), *options)

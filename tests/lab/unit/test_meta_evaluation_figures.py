@@ -9,7 +9,6 @@ from scipy.stats import kendalltau
 
 from rl_caption.lab.meta_evaluation.figures import (
     CORRELATIONS,
-    blind_figures,
     order_figures,
     rated_figures,
     unexplained_variance,
@@ -85,21 +84,6 @@ def test_accuracy_is_strict():
     assert "33.3 % of pairs have equal scores, which count as wrong" in found[0].note
     kinds = order_figures(pair_set(summary="kinds"), scores)
     assert (kinds[-1].name, kinds[-1].value) == ("mean of kinds", 0.75)
-
-
-def test_what_is_right_without_a_look():
-    captions = [("a cat", "a big cat"), ("a dog on it", "a dog"), ("two", "six")]
-    rows = [
-        Judged(str(number), own, kind=kind)
-        for number, (own, kind) in enumerate(
-            zip(captions, ["add", "drop", "drop"], strict=True)
-        )
-    ]
-    found = blind_figures(JudgementSet("s", rows, ""))
-    assert [figure.value for figure in found] == [0.0, 0.75, 0.5]
-    groups = [Judged("1", own) for own in (("a b", "b a"), ("a cat", "cat"))]
-    order = JudgementSet("s", groups, "", above={"top": [(0, 1)]}, ties="right")
-    assert blind_figures(order)[-1].value == 0.75
 
 
 def test_tau_within_images():

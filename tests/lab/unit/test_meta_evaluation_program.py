@@ -11,8 +11,7 @@ from rewards.videos import VideoFrame
 from rl_caption.cli.main import main
 from rl_caption.evaluation import metrics as metrics_module
 from rl_caption.evaluation.toolkit import Scores
-from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
-from rl_caption.lab.meta_evaluation.figures import BLIND
+from rl_caption.lab.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation.program import (
     ToolkitMetric,
     build_metrics,
@@ -161,7 +160,7 @@ def test_scores_of_images_regions_and_frames(tmp_path, student, name):
         settings = config(tmp_path, name, metrics="", judges=judges, images=str(photos))
     compare_with_people(settings)
     for part, found in zip(parts, content(tmp_path)["sets"], strict=True):
-        assert found["figures"].keys() - {BLIND} == judges.keys()
+        assert found["figures"].keys() == judges.keys()
         for heading in judges:
             figures = found["figures"][heading]
             assert all(figure["count"] > 0 for figure in figures)

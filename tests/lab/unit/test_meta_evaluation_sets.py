@@ -11,7 +11,7 @@ import pytest
 from rewards.base import RewardError
 from rewards.videos import video_frames
 from rl_caption.data.base import DataError
-from rl_caption.lab.meta_evaluation.config import JudgeSetConfig
+from rl_caption.lab.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation.figures import order_figures
 from rl_caption.lab.meta_evaluation.program import compare_with_people
 from rl_caption.lab.meta_evaluation.sets import SETS, load

@@ -138,15 +138,10 @@ def test_an_image_whose_answer_cannot_be_read_is_left_out_and_counted(photos, tm
     assert not (tmp_path / "none/questions.jsonl").exists()
 
 
-def test_further_questions_repetitions_and_other_keys_are_dropped():
-    again = GOOD | {"question": "what  RUNS?", "why": "x"}
-    assert read_questions(3, json.dumps([GOOD, again, UNSAID, GUESSED])) == (
-        [GOOD, UNSAID],
-        1,
-    )
-    assert read_questions(1, json.dumps([again, UNSAID]))[0] == [
-        {key: again[key] for key in GOOD}
-    ]
+def test_further_questions_and_repetitions_are_dropped():
+    again = GOOD | {"question": "what  RUNS?"}
+    found = read_questions(3, json.dumps([GOOD, again, UNSAID, GUESSED]))
+    assert found == ([GOOD, UNSAID], 1)
     for text, count in (("none", 1), ("[]", 0), ("[1]", 1)):
         assert read_questions(6, text) == ([], count)
     assert read_questions(6, json.dumps([{**GOOD, "answer": "A"}])) == ([], 1)

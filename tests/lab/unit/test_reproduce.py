@@ -197,7 +197,6 @@ def test_retrieval_and_size_of_a_model(tmp_path, student):
     cells = made(tmp_path / "size", f"l_clipscore I --model l_clip={student}")
     parameters = sum(weight.numel() for weight in encoder.encoder.model.parameters())  # type: ignore[attr-defined]
     assert cells["WP+MD", "parameters"]["measured"] == parameters
-    assert cells["WP+MD", "ms for a batch of 128"]["measured"] > 0
 
 
 def test_captions_of_a_system(tmp_path, student, monkeypatch):

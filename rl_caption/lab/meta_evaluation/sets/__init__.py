@@ -34,7 +34,6 @@ SETS: dict[str, Callable[..., Sequence[JudgementSet]]] = {
         pairs.sugarcrepe,
         pairs.aro,
         pairs.sugarcrepe_pp,
-        pairs.aro_order,
         rated.icc_captions,
         rated.icc_words,
         rated.ratings,

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +15,12 @@ from PIL import Image
 
 from rewards.base import naming
 from rewards.images import open_image
-from rewards.text.detail_units import default_tagger, word_class
 from rl_caption.data.base import DataError
-from rl_caption.data.plain_files import join_words, split_words
 from rl_caption.data.rows import karpathy
 from rl_caption.lab.meta_evaluation.sets.base import (
     Files,
     Judged,
     JudgementSet,
-    captions_of,
     coco_id,
     coco_references,
 )
@@ -48,9 +44,6 @@ ARO = {
     "attribution": (28_748, 25, "pairs of attributes that occur less than 25 times"),
 }
 """Part -> published number of pairs; pairs that a kind needs; why others are left out."""
-ORDER = {"coco_karpathy_test.json": 25_010, "flickr30k_test.json": 5_000}
-"""File -> published number of captions."""
-MAX_WORDS = 30
 
 
 def pascal50s(files: Files, seed: int = 0) -> list[JudgementSet]:
@@ -326,70 +319,6 @@ def aro(files: Files, by_relation: bool = False) -> list[JudgementSet]:
         )
         parts.append(part)
     return parts
-
-
-def aro_order(files: Files, seed: int = 0) -> list[JudgementSet]:
-    """Read COCO and Flickr30k captions for ARO's COCO-Order and Flickr30k-Order, if they are there.
-
-    Yuksekgonul et al., ICLR 2023: a caption against four shuffles of its words. They have no
-    published file: the released code shuffles anew in every run, here ``seed`` does, and lets nouns
-    and adjectives change places with each other, too, and drops the commas of trigrams. As in the released code texts are in
-    lower case, without most punctuation, and of 30 words at most, and equal scores are right: a
-    shuffle may change nothing. ``images`` is the folder above ``val2014`` or ``flickr30k-images``.
-
-    Raises:
-        RewardError: the package of the tagger is missing (extra ``specs``).
-    """
-    files.require(*ORDER)
-    parts = []
-    for name, published in ORDER.items():
-        if not (files.folder / name).is_file():
-            continue
-        written = []
-        for row in files.json(name):
-            written += [(row["image"], text) for text in captions_of(row["caption"])]
-        files.check_count(f"captions in {name}", len(written), published)
-        folder = files.images
-        if folder is None and (files.folder / written[0][0]).parent.is_dir():
-            folder = files.folder
-        rows = []
-        for number, (image, text) in enumerate(written):
-            shuffled = _shuffles(text, np.random.default_rng((seed, number)))
-            captions = []
-            for one in (text, *shuffled):  # prepared as in the released code
-                words = re.sub(r"([.!\"()*#:;~])", " ", one.lower()).split()
-                captions.append(" ".join(words[:MAX_WORDS]))
-            rows.append(Judged(image, captions, image=folder and folder / image))
-        convention = (
-            f"no shuffle of the words (seed {seed}) scores higher than the caption; equal scores "
-            "are right"
-        )
-        above = {"precision at 1": [(0, other) for other in range(1, 5)]}
-        title = f"aro_order {name.split('_')[0]}"
-        parts.append(JudgementSet(title, rows, convention, above=above, ties="right"))
-    return parts
-
-
-def _shuffles(text: str, generator: np.random.Generator) -> list[str]:
-    """Nouns and adjectives in another order, all other words, the words of each trigram, and the
-    trigrams.
-    """
-    words = np.array(split_words(text), object)
-    tags = default_tagger()([words.tolist()])[0] if len(words) else []
-    is_noun = np.array([word_class(tag) in "NJ" for tag in tags], bool)
-    is_word = np.array([word.isalnum() for word in words], bool)
-    shuffled = []
-    for chosen in (is_word & is_noun, is_word & ~is_noun):
-        moved = words.copy()
-        moved[chosen] = words[generator.permutation(np.flatnonzero(chosen))]
-        shuffled.append(moved.tolist())
-    plain = [word for word in words if word[0].isalnum()]
-    triples = [plain[start : start + 3] for start in range(0, len(plain), 3)]
-    within = [[own[n] for n in generator.permutation(len(own))] for own in triples]
-    whole = [triples[index] for index in generator.permutation(len(triples))]
-    for parts in (within, whole):
-        shuffled.append(list(chain.from_iterable(parts)))
-    return [join_words(words) or text for words in shuffled]
 
 
 _ARO_LEFT_OUT = """

@@ -366,8 +366,6 @@ class ReproduceConfig(TrustConfig):
     """``NAME=BACKBONE``: weights of models of the table, as for clipscore; also
     ``NAME=BACKBONE@PRETRAINED``.
     """
-    captions: list[str] = []
-    """``ROW=FILE``: captions by the system of a row, in COCO's result format."""
     partial: bool = False
     """Accept data with another number of judgements."""
     out: str | None = None

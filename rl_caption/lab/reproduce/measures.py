@@ -3,31 +3,19 @@
 # ruff: noqa: B019 - one table is made in a run
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rewards.base import Reward, score_captions
+from rewards.base import Reward
 from rewards.build import RewardBuilder
 from rewards.clip.encoder import CachedEncoder
 from rl_caption.config.build import build_data
 from rl_caption.config.commands import RetrievalConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import Row
-from rl_caption.data.files import (
-    Captions,
-    References,
-    find_images,
-    read_captions,
-    read_references,
-    references_for,
-    with_ids_of,
-)
-from rl_caption.evaluation.metrics import Evaluation, evaluate_captions
-from rl_caption.evaluation.results import CAPTION_COLUMNS
 from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.evaluation.zero_shot import zero_shot_accuracy
 from rl_caption.lab.config import ReproduceConfig
@@ -67,8 +55,10 @@ class Measures:
     def __init__(self, table: Table, config: ReproduceConfig) -> None:
         self.table, self.config = table, config
         self.data = find_data(table, config.data)
-        self.models = _named("model", config.model, table.models)
-        self.captions = _named("captions", config.captions, table.rows)
+        self.models = dict(pair.partition("=")[::2] for pair in config.model)
+        if unknown := self.models.keys() - table.models.keys():
+            names = ", ".join(table.models)
+            raise ConfigError(f"model has {unknown}: expected NAME=BACKBONE of {names}")
         self._builder = RewardBuilder()
 
     def obstacle(self, cell: Cell) -> str | None:
@@ -82,8 +72,8 @@ class Measures:
             return str(how["why"])
         if "mean" in how:
             return next(filter(None, map(self.obstacle, self._averaged(cell))), None)
-        if "captions" in how and cell.row not in self.captions:
-            return f"needs --captions '{cell.row}=FILE': {how['how']}"
+        if "captions" in how:
+            return f"by rl-caption evaluate --predictions FILE: {how['how']}"
         if data not in how.get("released", ()) and model not in (None, *self.models):
             return f"needs --model '{model}=BACKBONE': {self.table.models[model]}"
         if data not in (None, *self.data):
@@ -106,16 +96,9 @@ class Measures:
             model_of: Any = self._encoder(model).encoder
             count = sum(weights.numel() for weights in model_of.model.parameters())
             value = {"parameters": count, "half_mib": 2 * count / 2**20}[how["size"]]
-        elif "zero_shot" in how:
+        else:
             options = self.data[data], data_sets()[data]["prompts"]
             value = zero_shot_accuracy(self._encoder(model), *options)
-        elif how["captions"] in CAPTION_COLUMNS:
-            evaluation = self._evaluation(cell.row, data)
-            if how["captions"] not in evaluation.metrics:
-                raise ConfigError(evaluation.left_out[how["captions"]])
-            value = evaluation.metrics[how["captions"]]
-        else:
-            value = self._mean_score(cell)
         return value * float(how.get("factor", 1))
 
     def _averaged(self, cell: Cell) -> list[Cell]:
@@ -196,34 +179,6 @@ class Measures:
             cosines.append(Chain(*([2 * score - 1 for score in own] for own in scored)))
         return released_specificity_rates(cosines)._asdict()
 
-    def _mean_score(self, cell: Cell) -> float:
-        """The mean of a reward of captions in a file."""
-        data, name = str(cell.how["data"]), cell.how["captions"]
-        reward = self._reward(name, cell.how)
-        captions, references = self._read(cell.row, data)
-        own: Any = references_for(captions, references, data)
-        columns = {"references": own}
-        if "image" in reward.columns:
-            beside = [self.data[data] / below for below in data_sets()[data]["images"]]
-            images = next(filter(Path.is_dir, beside), beside[0])
-            columns["image"] = find_images(self.config.images or images, captions)
-        texts = list(captions.values())
-        return fmean(score_captions(reward, name, None, texts, columns))
-
-    @cache
-    def _evaluation(self, row: str, data: str) -> Evaluation:
-        return evaluate_captions(*self._read(row, data))
-
-    @cache
-    def _read(self, row: str, data: str) -> tuple[Captions, References]:
-        """The captions of a row's file, and the references of the data set."""
-        file, entry = self.captions[row], data_sets()[data]
-        paths = [self.data[data] / names[0] for names in entry["files"]]
-        path = next(filter(Path.is_file, paths))
-        references = read_references(path, entry.get("split"), has_splits=False)
-        captions = read_captions(file)
-        return with_ids_of(captions, references, references.images, file), references
-
     @cache
     def _encoder(self, model: str) -> CachedEncoder:
         backbone, _, pretrained = self.models[model].partition("@")
@@ -238,13 +193,3 @@ class Measures:
         read = build_data(DataConfig(path=path, **entry["reader"]))
         wanted = [entry["split"]] if entry["split"] else read.splits
         return list(chain.from_iterable(map(read.split, wanted)))
-
-
-def _named(option: str, pairs: Sequence[str], names: Collection[str]) -> dict[str, str]:
-    """``NAME=VALUE`` of an option -> {name: value}; ``ConfigError`` for another name."""
-    values = dict(pair.partition("=")[::2] for pair in pairs)
-    unknown = values.keys() - set(names)
-    if unknown:
-        expected = f"NAME=VALUE with a name of {', '.join(names)}"
-        raise ConfigError(f"--{option} has {unknown}: expected {expected}")
-    return values

@@ -8,7 +8,7 @@ source is one of
 - ``name``: a metric of ``judge``;
 - ``reward`` (with ``kwargs``) and ``model``: a reward, and a name of the paper's ``models``, whose
   weights the user names; ``row`` is a model that is named as the row;
-- ``captions``: captions that the user names, and ``how`` to make them;
+- ``captions``: captions that the user evaluates, and ``how`` to make them;
 - ``why``: the reason why the row cannot be made.
 
 A column is measured by one of ``set`` (with its ``options`` and a ``figure``: agreement with people

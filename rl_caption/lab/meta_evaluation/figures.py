@@ -51,13 +51,6 @@ class Figure:
     """The table that it stands in."""
 
 
-def unexplained_variance(truth: Floats, predictions: Floats) -> float:
-    """1 - R^2 without a fit, sum (t - p)^2 / sum (t - mean t)^2 of [N] values; 0 is perfect, no
-    upper bound.
-    """
-    return float(np.square(truth - predictions).mean() / np.var(truth))
-
-
 CORRELATIONS: dict[str, Callable[[Floats, Floats], float]] = {
     "tau_b": lambda scores, ratings: stats.kendalltau(scores, ratings).statistic,
     "tau_c": lambda scores, ratings: (
@@ -66,11 +59,9 @@ CORRELATIONS: dict[str, Callable[[Floats, Floats], float]] = {
     "pearson": lambda scores, ratings: stats.pearsonr(scores, ratings).statistic,
     "spearman": lambda scores, ratings: stats.spearmanr(scores, ratings).statistic,
     "1 / r^2": lambda scores, ratings: stats.pearsonr(scores, ratings).statistic ** -2,
-    "1 - R^2 of ratings": lambda scores, ratings: unexplained_variance(ratings, scores),
-    "1 - R^2 of scores": unexplained_variance,
 }
-"""Of [N] scores and ratings; infinite or NaN where it is not defined. The first of the last three
-is what the SPECS paper prints as "1 - R^2" in its own rows.
+"""Of [N] scores and ratings; infinite or NaN where it is not defined. The SPECS paper prints the last
+one as "1 - R^2" in its own rows.
 """
 
 

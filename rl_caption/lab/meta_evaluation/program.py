@@ -55,8 +55,8 @@ NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
 }
 """Name on the command line -> heading, name of the reward, its arguments."""
 CORRELATED = ("tau", "pearson", "spearman")
-PLAIN = ("1 / r^2", "1 - R^2")
-"""Beginnings of the names of figures that are printed as they are, all others times 100."""
+PLAIN = "1 / r^2"
+"""The figure that is printed as it is, all others times 100."""
 
 
 class ToolkitMetric:

@@ -154,11 +154,6 @@ LAB = {
         "rl_caption.lab.recaption:write_negatives",
         "rl_caption.lab.config:WriteNegativesConfig",
     ),
-    "questions": Program(
-        "write multiple-choice questions of the images of a data set, for the reward caption_qa",
-        "rl_caption.lab.questions:write_questions",
-        "rl_caption.lab.config:QuestionsConfig",
-    ),
     "concreteness": Program(
         "concreteness of captions: scores, their combination, targets for a student",
         "rl_caption.lab.concreteness:make_targets",

@@ -10,7 +10,6 @@ from pydantic import (
     model_validator,
 )
 
-from rewards.devices import Precision
 from rl_caption.captioners.config import Decoding
 from rl_caption.config.commands import RetrievalConfig
 from rl_caption.config.schema import (
@@ -211,46 +210,6 @@ class WriteNegativesConfig(PartsConfig):
     """
     out: str = "negatives"
     """Folder for ``negatives.jsonl``, ``report.md`` and ``parts``."""
-
-
-class LanguageModelConfig(Section):
-    """A language model: a local one, or an endpoint."""
-
-    model: str | None = None
-    """Folder or hub name of a causal language model of Transformers."""
-    endpoint: dict | None = None
-    """An OpenAI-compatible one in its place: ``{url, model, ...}`` (docs/rewards.md)."""
-    device: str | None = None
-    """Of the local model; null takes a GPU where there is one."""
-    precision: Precision = "fp32"
-    """Of the local model."""
-    chat_template_kwargs: dict | None = None
-    """Variables of the chat template, local or behind the endpoint. By default thinking is turned
-    off; ``{}`` sends none to the endpoint.
-    """
-
-
-class QuestionsConfig(PartsConfig):
-    """``questions``: write multiple-choice questions of a data set's images
-    (docs/rewards.md).
-    """
-
-    splits: list[str] = []
-    """Splits to process; others are kept unchanged. Empty processes all."""
-    writer: LanguageModelConfig = Field(default_factory=LanguageModelConfig)
-    """The language model that writes questions from the references."""
-    reader: LanguageModelConfig | None = None
-    """The language model that answers them, to refuse what is answered right without a caption, or
-    not from the references; null is the writer.
-    """
-    count: Annotated[int, Field(ge=1, le=100)] = 6
-    """Most questions of an image that the writer is asked for."""
-    max_new_tokens: PositiveInt = 1024
-    """Most tokens of its answer, which has all questions of an image."""
-    seed: Seed = 0
-    """Of the order of choices."""
-    out: str = "questions"
-    """Folder for ``questions.jsonl``, ``report.md`` and ``parts``."""
 
 
 class CompareRetrievalConfig(PairsConfig):

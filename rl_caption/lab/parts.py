@@ -31,7 +31,6 @@ COPIED = (
     "positive_captions",
     "negatives",
     "questions",
-    "refused",
 )
 """Columns that are written where a row has them; so are ``image`` and ``positive_images``."""
 SETTINGS = "parts.json"

@@ -199,11 +199,11 @@ def wins(margins: Floats, better: Floats, ties: str = "wrong") -> Floats:
 
     ``margins`` [N, P] are of P pairs of scores, the first less the second. ``better`` [N] is 1
     where the first must be the higher one and 0 where the second must; rows on which people are
-    divided evenly (0.5) count 0.5. Equal scores are wrong or right (``ties``); ``half`` is the
+    divided evenly (0.5) count 0.5. Equal scores are wrong; with ``half`` they count by the
     probability of the order if equal scores are in a random one.
     """
     signed = np.where(better == 0, -1, 1)[:, None] * margins
-    in_order = signed > 0 if ties == "wrong" else signed >= 0
+    in_order = signed >= 0 if ties == "half" else signed > 0
     won = in_order.all(axis=1).astype(np.float64)
     if ties == "half":
         won /= 1 + (margins == 0).sum(axis=1)

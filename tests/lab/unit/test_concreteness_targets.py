@@ -52,20 +52,6 @@ def test_standardisation_by_hand(reading, mean):
     )
 
 
-def test_standardisation_takes_length_out():
-    generator = np.random.default_rng(0)
-    lengths = generator.integers(3, 9, 600)
-    scores = 1 / (1 + np.exp(-generator.normal(-lengths / 2.0, 1.0)))
-    found = standardize(scores, lengths.tolist())
-    for length in set(lengths):
-        own = lengths == length
-        logits = np.log(found[own] / (1 - found[own]))
-        assert (logits.mean(), logits.std()) == pytest.approx((0.5, 1.0))
-        assert (np.argsort(found[own]) == np.argsort(scores[own])).all(), (
-            "the order stays"
-        )
-
-
 def test_ends_are_clipped_and_others_refused():
     # logit(0.1) = -ln 9 and logit(0.9) = ln 9: z is -1 and 1 again.
     assert standardize(
@@ -154,20 +140,31 @@ def test_without_ratings_each_scorer_has_targets_of_its_own(tmp_path):
     ).splits == ("train", "val")
 
 
-def test_with_ratings_scores_are_combined(tmp_path, capsys):
+def features(captions):
+    rows = []
+    for text in captions:
+        rows.append([text.count(letter) / len(text) for letter in "at"])
+    return rows
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_with_ratings_scores_are_combined(tmp_path, capsys, suffix):
+    """CSV is that of the authors."""
     config(tmp_path)
+    ratings = read(tmp_path / "ratings.jsonl")
+    lines = ["sample_id,caption,concreteness_annotation,icc_score"]
+    lines += [f"1.0e+12,{one['caption']},{one['rating']},0.5" for one in ratings]
+    (tmp_path / "ratings.csv").write_text("\n".join(lines))
     words = [f"--captions={tmp_path}/captions.txt", f"--out={tmp_path}/out"]
-    words += [f"--ratings={tmp_path}/ratings.jsonl", "--standardize=none", "--l2=0.5"]
+    words += [
+        f"--ratings={tmp_path}/ratings.{suffix}",
+        "--standardize=none",
+        "--l2=0.5",
+    ]
     for letter in "at":
         words.append(f"--scorers.{letter}.target={__name__}:Share")
         words.append(f"--scorers.{letter}.kwargs.letter={letter}")
     assert main(["concreteness", *words]) == 0
-
-    def features(captions):
-        return [
-            [text.count(letter) / len(text) for letter in "at"] for text in captions
-        ]
-
     # Mean ratings 2.5, 2, 0, 1: the median is 1.5.
     rated = ["a cat", "the sea", "a great day", "nothing much"]
     expected = fit_combination(features(rated), [True, True, False, False], 0.5)
@@ -176,28 +173,6 @@ def test_with_ratings_scores_are_combined(tmp_path, capsys):
     assert [*summary["weights"].values()] == pytest.approx(expected.weights)
     found = [line["target"] for line in read(tmp_path / "out" / "targets.jsonl")]
     assert found == pytest.approx(expected(features(CAPTIONS)).tolist())
-
-
-def test_the_csv_files_of_the_authors_give_the_same_as_json_lines(tmp_path):
-    expected = config(tmp_path, ratings=str(tmp_path / "ratings.jsonl"))
-    make_targets(expected)
-    rows = [f'0,"{caption}"' for caption in CAPTIONS]
-    (tmp_path / "cc3m_concept_balanced_118k.csv").write_text(
-        "\n".join(["id,caption", *rows, "9,"])
-    )
-    ratings = [
-        f"1.0e+12,{line['caption']},{line['rating']},0.5"
-        for line in read(tmp_path / "ratings.jsonl")
-    ]
-    csv = tmp_path / "caption_concreteness_annotations.csv"
-    csv.write_text(
-        "\n".join(["sample_id,caption,concreteness_annotation,icc_score", *ratings])
-    )
-    captions = str(tmp_path / "cc3m_concept_balanced_118k.csv")
-    make_targets(
-        config(tmp_path, captions=captions, ratings=str(csv), out=str(tmp_path / "csv"))
-    )
-    assert read(tmp_path / "csv/targets.jsonl") == read(tmp_path / "out/targets.jsonl")
 
 
 def test_wrong_ratings_are_named_before_anything_is_scored(tmp_path):

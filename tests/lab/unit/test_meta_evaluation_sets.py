@@ -8,14 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rewards.base import RewardError
 from rewards.videos import video_frames
 from rl_caption.data.base import DataError
+from rl_caption.data.files import write_json_lines
 from rl_caption.lab.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation.figures import order_figures
 from rl_caption.lab.meta_evaluation.program import compare_with_people
 from rl_caption.lab.meta_evaluation.sets import SETS, load
-from rl_caption.lab.meta_evaluation.sets.pairs import Region
 from tests.clip_for_tests import noise_image
 from tests.judgement_sets_for_tests import BUILDERS
 
@@ -35,46 +34,45 @@ def printed(folder, name):
     BUILDERS[name](folder)
     photos = folder / "photos"
     photos.mkdir()
+    parts = load(name, folder, photos, partial=True)
     rows = []
-    for part in load(name, folder, photos, partial=True):
+    for part in parts:
         about = part._replace(rows=[row._replace(image=None) for row in part.rows])
-        images = [str(row.image) for row in part.rows]
-        rows.append([about, images])
-    has_references = rows[0][0].references
+        rows.append([about, [str(row.image) for row in part.rows]])
     settings = JudgeSetConfig(
         set=name,
         data=str(folder),
-        metrics="bleu1,rouge,cider,length" if has_references else "length",
+        metrics="bleu1,rouge,cider,length" if parts[0].references else "length",
         partial=True,
         bootstrap=20,
         out=str(folder / "out"),
     )
-    table = compare_with_people(settings).replace(str(folder), "")
-    text = json.dumps(rows).replace(str(folder), "")
-    return {"rows": json.loads(text), "table": table.splitlines()}
+    table = compare_with_people(settings)
+    made = json.dumps({"rows": rows, "table": table.splitlines()})
+    return json.loads(made.replace(str(folder), ""))
 
 
-@pytest.mark.parametrize(
-    "texts", [["a dog", "a dog", "b", "c", "d"], ["a dog", "b", "c", "d"]]
-)
-def test_json_of_flickr8k(tmp_path, texts):
+def test_json_of_flickr8k(tmp_path):
+    """Of five references one was judged; of four the maker of the file took it out."""
     judgements = [
         {"caption": "a  cat", "rating": 2.0},
         {"caption": "a dog", "rating": 4.0},
         {"caption": "a bus", "rating": float("nan")},
     ]
-    image = {
-        "image_path": "d/1_a.jpg",
-        "ground_truth": texts,
-        "human_judgement": judgements,
-    }
+    others = ["a dog", "b", "c", "d"]
+    content = {}
+    for name, texts in (("five", ["a dog", *others]), ("four", others)):
+        content[name] = {
+            "image_path": f"d/{name}.jpg",
+            "ground_truth": texts,
+            "human_judgement": judgements,
+        }
     for name in ("flickr8k.json", "crowdflower_flickr8k.json"):
-        (tmp_path / name).write_text(json.dumps({"1_a": image}))
+        (tmp_path / name).write_text(json.dumps(content))
     expert = read("flickr8k_expert", tmp_path)
-    assert (expert.captions, expert.image_ids) == (["a cat"], ["1_a.jpg"])
-    # Of five references one was judged; of four the maker of the file took it out.
-    crowd = read("flickr8k_crowdflower", tmp_path)
-    assert crowd.references == [["a dog", "b", "c", "d"]] * 2
+    assert expert.captions == ["a cat", "a cat"]
+    assert expert.image_ids == ["five.jpg", "four.jpg"]
+    assert read("flickr8k_crowdflower", tmp_path).references == [others] * 4
 
 
 @pytest.mark.parametrize("name", BUILDERS)
@@ -86,13 +84,11 @@ def test_foil_of_images_that_nothing_was_tuned_on(tmp_path):
     BUILDERS["foil"](tmp_path)
     with pytest.raises(DataError, match=r"dataset_coco\.json"):
         read("foil", tmp_path, held_out=True)
-    images = [
-        {"split": split, "filename": name, "imgid": name, "sentences": []}
-        for split, name in (
-            ("restval", "COCO_val2014_000000000007.jpg"),
-            ("val", "COCO_val2014_000000000008.jpg"),
-        )
-    ]
+    images = []
+    for split, number in (("restval", 7), ("val", 8)):
+        name = f"COCO_val2014_{number:012}.jpg"
+        image = {"split": split, "filename": name, "imgid": number, "sentences": []}
+        images.append(image)
     (tmp_path / "dataset_coco.json").write_text(json.dumps({"images": images}))
     kept = read("foil", tmp_path, held_out=True)
     assert (kept.captions[0], sum(kept.excluded.values())) == ("a bus stops", 2)
@@ -102,11 +98,8 @@ def test_regions_of_aro(tmp_path):
     BUILDERS["aro"](tmp_path)
     (tmp_path / "images").mkdir()
     noise_image(0).save(tmp_path / "images" / "5.jpg")
-    assert read("aro", tmp_path, by_relation=True).shown_kinds
-    region = read("aro", tmp_path).images[0]
+    region = read("aro", tmp_path, by_relation=True).images[0]
     assert (region.box, region.render().size) == ((1, 2, 11, 10), (10, 8))
-    with pytest.raises(RewardError, match=r"none\.jpg'"):
-        Region(tmp_path / "none.jpg", (0, 0, 1, 1)).render()
 
 
 def test_sugarcrepe_pp(tmp_path):
@@ -152,15 +145,13 @@ def test_nothing_in_a_pickled_file_is_executed(tmp_path, capsys):
 
 def test_any_file_of_ratings(tmp_path):
     line = {"image": "a.jpg", "caption": "A dog.\u2028It\u0085runs.", "rating": 3}
-    other = line | {"rating": 4.5, "group": 7, "system": "x"}
-    text = "\n".join(json.dumps(row, ensure_ascii=False) for row in (line, other))
-    (tmp_path / "ratings.jsonl").write_text(text, encoding="utf-8")
+    lines = [line, line | {"rating": 4.5, "group": 7, "system": "x"}]
+    write_json_lines(tmp_path / "ratings.jsonl", lines)
     (tmp_path / "a.jpg").write_bytes(b"x")
     found = read("ratings", tmp_path)
     assert found.captions == [line["caption"]] * 2, "only line feeds end a line"
     assert (found.ratings, found.image_ids) == ([3.0, 4.5], ["a.jpg", "7"])
     assert found.images == [tmp_path / "a.jpg"] * 2
-    assert found.within_images
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if name != "scenes"])
@@ -181,7 +172,6 @@ def test_missing_files_and_another_number_than_the_published_one_are_refused(
         ("flickr8k_expert", "ExpertAnnotations.txt", "\t4\t4\t4", "\t4\t4", "float"),
         ("flickr8k_expert", "ExpertAnnotations.txt", "2_b.jpg#1", "2_b.jpg#9", "'2_b.jpg#9'"),
         ("pascal50s", "pair_pascal.mat", None, "text", "pair_pascal"),
-        ("foil", "foilv1.0_test_2017.json", '"foil": true', '"foil": "no"', "'no'"),
         ("foil", "captions_val2014.json", None, '{"annotations": [{"image_id": 8, "caption": "a"}]}', r"captions_val2014\.json.*000000000007\.jpg'"),
         ("ratings", "mine.jsonl", '"rating": 2', '"rating": 2,,', r"line 2.*JSON"),
     ],

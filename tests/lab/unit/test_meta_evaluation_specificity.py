@@ -57,30 +57,23 @@ def test_chains_are_prefixes_and_units_of_other_images():
 class Words:
     """Counts the words that a row's image wants."""
 
-    __name__ = "words"
+    __name__ = signature = "words"
     columns = frozenset({"image"})
     bounds = (0.0, 100.0)
-    signature = "words"
-
-    def __init__(self):
-        self.calls = []
 
     def __call__(self, prompts, completions, *, image):
-        self.calls.append(len(completions))
-        return [
-            sum(word in own for word in text.split())
-            for text, own in zip(completions, image, strict=True)
-        ]
+        scores = []
+        for text, wanted in zip(completions, image, strict=True):
+            scores.append(sum(word in wanted for word in text.split()))
+        return scores
 
 
 CHAINS = [Chain(["a", "a b", "a b c"], ["a x", "a b y"]), Chain(["b", "b a"], ["b z"])]
 
 
 def test_any_reward_scores_chains():
-    reward = Words()
-    scores = score_chains(reward, CHAINS, {"image": [["a", "b"], ["a"]]})
+    scores = score_chains(Words(), CHAINS, {"image": [["a", "b"], ["a"]]})
     assert scores == [([1, 2, 2], [1, 2]), ([0, 1], [0])]
-    assert reward.calls == [8]
     # Ups: yes, tie | yes. Negatives: tie, tie | tie.
     assert specificity_rates(scores) == (2 / 3, 0, 2, 3)
 

@@ -3,15 +3,12 @@ tiny data.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from PIL import Image
 
 from rewards.clip.backbone import load_encoder
 from rewards.clip.encoder import EncoderOptions
@@ -22,7 +19,6 @@ from rl_caption.evaluation.retrieval import retrieval_recall
 from rl_caption.evaluation.zero_shot import (
     CIFAR_PROMPTS,
     labelled_images,
-    zero_shot_accuracy,
 )
 from rl_caption.lab.meta_evaluation.sets import SETS
 from rl_caption.lab.reproduce.program import as_markdown
@@ -47,9 +43,6 @@ NAMES = [f"{table.paper} {table.key}" for table in TABLES]
 @pytest.fixture(scope="module")
 def student(tmp_path_factory):
     return tiny_student(tmp_path_factory.mktemp("student"))
-
-
-Cells = Mapping[tuple[str, str], Any]
 
 
 def made(out, command, *more):
@@ -130,11 +123,10 @@ def test_the_list_says_what_a_row_needs(capsys):
     assert "BLEU-4; ROUGE; METEOR; CIDEr; SPICE: from the data alone" in shown[1]
 
 
-def test_differences_are_of_the_printed_digits(tmp_path):
+def test_differences_are_of_the_printed_digits():
     cell = Cell("CIDEr", "Expert tau_c", Decimal("43.9"), {}, 43.891)
-    assert (cell.as_printed, cell.difference) == (Decimal("43.9"), Decimal("0.0"))
+    assert str(cell.difference) == "0.0"
     other = Cell("METEOR", "CF tau_b", Decimal("22.2"), {}, 22.269)
-    assert other.difference == Decimal("0.1")
     text = as_markdown(TABLES[0]._replace(cells=[cell, other]))
     assert "| METEOR | CF tau_b | 22.2 | 22.3 | +0.1 |" in text
     assert "1 of 2 measured values are the published ones" in text
@@ -147,15 +139,12 @@ def test_released_scores_of_icc(shared_data, tmp_path):
         assert round(cell["measured"], 2) == cell["published"]
 
 
-def classes(folder, names):
-    for number, name in enumerate(names):
-        (folder / name).mkdir(parents=True)
-        for index in range(2):
-            noise_image(10 * number + index).save(folder / name / f"{index}.png")
-
-
 def test_zero_shot_classification(tmp_path, student):
-    classes(tmp_path / "photos", ["fire_truck", "cat", "dog"])
+    for number, name in enumerate(("fire_truck", "cat", "dog")):
+        (tmp_path / "photos" / name).mkdir(parents=True)
+        for index in range(2):
+            file = tmp_path / "photos" / name / f"{index}.png"
+            noise_image(10 * number + index).save(file)
     encoder = load_encoder(EncoderOptions(str(student), device="cpu"))
     names, images, labels = labelled_images(tmp_path / "photos")
     assert (names, labels) == (["cat", "dog", "fire truck"], [0, 0, 1, 1, 2, 2])
@@ -164,37 +153,30 @@ def test_zero_shot_classification(tmp_path, student):
         prompts = encoder.embed_texts([text.format(name) for text in CIFAR_PROMPTS])
         rows.append(prompts.mean(axis=0) / np.linalg.norm(prompts.mean(axis=0)))
     guesses = np.argmax(encoder.embed_images(images) @ np.transpose(rows), axis=1)
-    expected = np.mean(guesses == labels)
-    assert zero_shot_accuracy(encoder, tmp_path / "photos", "cifar") == pytest.approx(
-        expected
-    )
     command = f"specs 3 --data cifar10={tmp_path / 'photos'} --model clip={student}"
     cells = made(tmp_path / "out", command)
-    assert cells["CLIP", "CIFAR-10"]["measured"] == pytest.approx(100 * expected)
+    expected = 100 * np.mean(guesses == labels)
+    assert cells["CLIP", "CIFAR-10"]["measured"] == pytest.approx(expected)
     assert "urban1k" in cells["CLIP", "Urban-1k T2I"]["reason"]
 
 
 def test_retrieval_and_size_of_a_model(tmp_path, student):
-    for name in ("image", "caption"):
-        (tmp_path / "urban" / name).mkdir(parents=True)
+    folder = tmp_path / "urban"
     texts = [f"a street with {number} cars and a red bus" for number in range(4)]
+    for name in ("image", "caption"):
+        (folder / name).mkdir(parents=True)
     for number, text in enumerate(texts):
-        noise_image(number).save(tmp_path / "urban" / "image" / f"{number}.jpg")
-        (tmp_path / "urban" / "caption" / f"{number}.txt").write_text(text)
-    command = f"specs 3 --data {tmp_path} --model"
-    cells = made(tmp_path / "out", f"{command} spec={student}")
+        noise_image(number).save(folder / "image" / f"{number}.jpg")
+        (folder / "caption" / f"{number}.txt").write_text(text)
+    cells = made(tmp_path / "out", f"specs 3 --data {tmp_path} --model spec={student}")
     encoder = load_encoder(EncoderOptions(str(student), device="cpu"))
-    files = [
-        Image.open(tmp_path / "urban" / "image" / f"{number}.jpg")
-        for number in range(4)
-    ]
-    recall = retrieval_recall(
-        encoder.embed_images(files), encoder.embed_texts(texts), range(4)
-    )
+    files = [folder / "image" / f"{number}.jpg" for number in range(4)]
+    embeddings = encoder.embed_images(files), encoder.embed_texts(texts)
+    recall = retrieval_recall(*embeddings, range(4))
     measured = cells["SPEC", "Urban-1k I2T"]["measured"]
     assert measured == pytest.approx(100 * recall["i2t_r1"])
     cells = made(tmp_path / "size", f"l_clipscore I --model l_clip={student}")
-    parameters = sum(weight.numel() for weight in encoder.encoder.model.parameters())  # type: ignore[attr-defined]
+    parameters = sum(weight.numel() for weight in encoder.encoder.model.parameters())
     assert cells["WP+MD", "parameters"]["measured"] == parameters
 
 
@@ -208,20 +190,16 @@ def test_specificity_rates_are_those_of_the_released_code(tmp_path, student):
         "hill.",
         "A boat lies on a grey lake. A woman sits on the shore. Trees grow around the water.",
     ]
+    names = [f"{number}.json" for number in range(len(captions))]
     for number, text in enumerate(captions):
         noise_image(number).save(folder / "photos" / f"{number}.jpg")
         note = {"image": f"{number}.jpg", "summaries": {"base": [text]}}
-        write_json(folder / "complete" / f"{number}.json", note)
-    write_json(
-        folder / "splits.json", {"test": [f"{number}.json" for number in range(3)]}
-    )
+        write_json(folder / "complete" / names[number], note)
+    write_json(folder / "splits.json", {"test": names})
     command = f"specs 1 --data {tmp_path} --model spec={student}"
     cells = made(tmp_path / "out", command)
-    positive, negative = (
-        cells["SPEC", name]["measured"] for name in ("Positive", "Negative")
-    )
-    assert 0 <= positive <= 100
-    assert 0 <= negative <= 100
-    assert cells["SPEC", "Average"]["measured"] == pytest.approx(
-        (positive + negative) / 2
-    )
+    positive = cells["SPEC", "Positive"]["measured"]
+    negative = cells["SPEC", "Negative"]["measured"]
+    assert 0 <= min(positive, negative) <= max(positive, negative) <= 100
+    average = cells["SPEC", "Average"]["measured"]
+    assert average == pytest.approx((positive + negative) / 2)

@@ -72,13 +72,11 @@ def test_a_card_has_what_run_and_evaluation_say(trained, tmp_path):
 
 
 def test_what_is_missing_is_said(trained, tmp_path):
-    for name in ("metrics.jsonl", "result.json", "env.json"):
-        (trained / name).unlink()
+    (trained / "result.json").unlink()
     _, text = shared(trained / "export" / "best", tmp_path / "out")
     assert "there are no test scores" in text
     assert "the run was not finished" in text
-    alone = tmp_path / "alone"
-    (trained / "export" / "best").rename(alone)
+    alone = (trained / "export" / "best").rename(tmp_path / "alone")
     assert "## Training" not in shared(alone, tmp_path / "more")[1]
 
 
@@ -91,37 +89,33 @@ def test_reward_models_say_how_they_score(tmp_path):
 
 
 def test_the_folder_is_uploaded(trained, monkeypatch, capsys):
-    api, sent = Mock(), set[str]()
+    api = Mock()
     api.create_repo.return_value = "https://huggingface.co/somebody/captioner"
-    api.upload_folder.side_effect = lambda folder_path, **_: sent.update(
-        path.name for path in folder_path.iterdir()
-    )
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: api)
     words = ["--repo_id=somebody/captioner", "--private", f"--out={trained}/shared"]
     assert run("share", [str(trained), *words]) == 0
-    api.create_repo.assert_called_once_with(
-        "somebody/captioner", private=True, exist_ok=True
-    )
-    assert {"README.md", "config.json", "model.safetensors"} <= sent
+    options = {"private": True, "exist_ok": True}
+    api.create_repo.assert_called_once_with("somebody/captioner", **options)
+    sent = api.upload_folder.call_args.kwargs["folder_path"]
+    assert {"README.md", "config.json"} <= {path.name for path in sent.iterdir()}
     assert capsys.readouterr().out == "https://huggingface.co/somebody/captioner\n"
 
 
 def test_nothing_is_copied_where_something_is_wrong(trained, tmp_path, capsys):
     export, out = trained / "export" / "best", tmp_path / "out"
-    other = judged(tmp_path / "other", "0123456789")
+    wrong = ["--evaluation", judged(tmp_path / "other", "0123456789")]
     (tmp_path / "empty").mkdir()
-    to_out = ["--out", str(out)]
     for arguments, part in (
-        ([str(tmp_path / "empty"), *to_out], "empty"),
-        ([str(trained), *to_out, "--evaluation", other], "not of the weights"),
+        ([str(tmp_path / "empty")], "empty"),
+        ([str(trained), *wrong], "not of the weights"),
     ):
         with pytest.raises(SystemExit):
-            run("share", arguments)
+            run("share", [*arguments, "--out", str(out)])
         assert part in capsys.readouterr().err
     seal(export)
     with (export / "config.json").open("a") as config:
         config.write("\n")
     with pytest.raises(SystemExit):
-        run("share", [str(trained), *to_out])
+        run("share", [str(trained), "--out", str(out)])
     assert "has changed since it was written" in capsys.readouterr().err
     assert not out.exists()

@@ -40,16 +40,9 @@ def captioner(tmp_path_factory):
 
 
 def vba(captioner, **options):
-    return VisualBottleneck(
-        captioner,
-        **{
-            "similarity": "rouge_l",
-            "num_beams": 2,
-            "max_new_tokens": 8,
-            "text_to_image": f"{__name__}:Colours",
-        }
-        | options,
-    )
+    defaults = {"similarity": "rouge_l", "num_beams": 2, "max_new_tokens": 8}
+    defaults["text_to_image"] = f"{__name__}:Colours"
+    return VisualBottleneck(captioner, **defaults | options)
 
 
 def test_captions_through_images(captioner):
@@ -59,13 +52,11 @@ def test_captions_through_images(captioner):
     drawn = reward._images.captions  # type: ignore[attr-defined]
     assert drawn == [captions[0], *captions[2:]], "a blank caption is not drawn"
     assert found[1] == 0.0
-    written = [reward.rewrite([caption])[0][0] for caption in captions]
-    expected = build("rouge_l")(
-        None, written, references=[[caption] for caption in captions]
-    )
-    assert [found[row] for row in (0, 2, 3)] == pytest.approx(
-        [expected[row] for row in (0, 2, 3)]
-    )
+    scored = [0, 2, 3]
+    written = [reward.rewrite([captions[row]])[0][0] for row in scored]
+    references = [[captions[row]] for row in scored]
+    expected = build("rouge_l")(None, written, references=references)
+    assert [found[row] for row in scored] == pytest.approx(expected)
 
 
 def test_the_most_similar_of_several_beams_counts(captioner):
@@ -87,71 +78,52 @@ class Pipeline:
 
     def __init__(self) -> None:
         self.scheduler = SimpleNamespace(config="config")
-        self.calls: list[Any] = []
+        self.to = lambda device: self
+        self.set_progress_bar_config = lambda disable: None
+        self.options: dict[str, Any] = {}
+        self.noise: list[list[float]] = []
 
-    def to(self, device):
-        return self
-
-    def set_progress_bar_config(self, disable):
-        assert disable
-
-    def __call__(self, prompts, **options):
-        noise = [
-            float(torch.rand(1, generator=own)) for own in options.pop("generator")
-        ]
-        self.calls.append((prompts, options, noise))
+    def __call__(self, prompts, generator, **options):
+        self.options = options
+        self.noise.append([float(torch.rand(1, generator=own)) for own in generator])
         return SimpleNamespace(images=[Image.new("RGB", (8, 8)) for _ in prompts])
 
 
 def test_diffusion_is_asked_as_in_the_paper(monkeypatch):
-    pipelines = []
-
-    def load(model, **options):
-        pipelines.append(Pipeline())
-        return pipelines[-1]
-
     parts = {"_class_name": "X", "unet": ["diffusers", "UNet"]}
-    loaded = SimpleNamespace(from_pretrained=load, load_config=lambda model: parts)
+    pipeline = Pipeline()
+    loaded = SimpleNamespace(
+        from_pretrained=lambda model, **options: pipeline,
+        load_config=lambda model: parts,
+    )
     scheduler = SimpleNamespace(from_config=lambda config: f"DPM of {config}")
     module = SimpleNamespace(
         __version__="0", DiffusionPipeline=loaded, DPMSolverMultistepScheduler=scheduler
     )
     monkeypatch.setitem(sys.modules, "diffusers", module)
     images = DiffusionImages("stabilityai/stable-diffusion-2", device="cpu")
+    assert pipeline.scheduler == "DPM of config"
     assert len(images(["a dog", "a cat"])) == 2
     images(["a cat"])
-    (prompts, options, noise), (_, _, again) = pipelines[0].calls
-    assert prompts == ["a dog", "a cat"], "the captioner is prompted, not the pipeline"
-    assert options == {"guidance_scale": 9.0, "num_inference_steps": 20}
-    assert again == noise[1:], "the noise of a caption does not depend on its batch"
+    assert pipeline.options == {"guidance_scale": 9.0, "num_inference_steps": 20}
+    (dog, cat), (again,) = pipeline.noise
+    assert dog != cat == again, "of a caption, not of its batch"
+    pipeline.scheduler = SimpleNamespace(config="config")
+    run = DiffusionImages("a/b", device="cpu", noise="run", seed=3)
+    run(["a dog", "a cat"])
+    run(["a cat"])
+    generator = torch.Generator().manual_seed(3)
+    expected = [float(torch.rand(1, generator=generator)) for _ in range(3)]
+    drawn = [*pipeline.noise[2], *pipeline.noise[3]]
+    assert drawn == expected, "one generator for the run"
     parts["vae"] = ["os", "system"]
     with pytest.raises(ValueError, match="vae"):
         DiffusionImages("somebody/else", device="cpu")
-    del parts["vae"]
-    assert noise[0] != noise[1], "captions have noise of their own"
-    assert pipelines[0].scheduler == "DPM of config"
-
-    run = DiffusionImages(
-        "stabilityai/stable-diffusion-2", device="cpu", noise="run", seed=3
-    )
-    run(["a dog", "a cat"])
-    run(["a cat"])
-    drawn = [value for *_, noise in pipelines[1].calls for value in noise]
-    generator = torch.Generator().manual_seed(3)
-    assert drawn == [float(torch.rand(1, generator=generator)) for _ in range(3)], (
-        "one generator for the run"
-    )
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"similarity": "repetition"}, "similarity 'repetition'"),
-        ({"text_to_image": "scene"}, "text_to_image is 'scene'"),
-        ({"text_to_image": "diffusers:x"}, "package diffusers"),
-    ],
-)
-def test_wrong_arguments_are_named(captioner, options, message, monkeypatch):
+def test_wrong_arguments_are_named(captioner, monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
-    with pytest.raises(ValueError, match=message):
-        vba(captioner, **options)
+    with pytest.raises(ValueError, match="similarity 'repetition'"):
+        vba(captioner, similarity="repetition")
+    with pytest.raises(ValueError, match="package diffusers"):
+        vba(captioner, text_to_image="diffusers:x")

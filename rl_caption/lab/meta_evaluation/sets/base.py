@@ -68,7 +68,7 @@ class JudgementSet(NamedTuple):
     """Of the cosines of the pairs of captions (0, 1), (0, 2), ..., for metrics with a text
     encoder.
     """
-    ties: Literal["wrong", "half", "right"] = "wrong"
+    ties: Literal["wrong", "half"] = "wrong"
     """What equal scores count as; ``half`` is the expectation in a random order."""
     averaged: bool = False
     """Whether conditions are draws of one experiment, whose accuracies are averaged."""

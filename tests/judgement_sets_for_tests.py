@@ -1,19 +1,15 @@
 """Tiny sets of judgements in the formats in which the real ones are published."""
 
-import json
 import pickle
 
 import numpy as np
 from scipy.io import savemat
 
+from rl_caption.data.files import write_json, write_json_lines
 from rl_caption.lab.meta_evaluation.sets.pairs import SUGARCREPE, SUGARCREPE_PP
 
 IMAGES = ["1_a.jpg", "2_b.jpg", "3_c.jpg"]
 WORDS = ["a dog runs", "a cat sits", "two men talk"]
-
-
-def write_json(path, content):
-    path.write_text(json.dumps(content))
 
 
 def token_file(path):
@@ -29,18 +25,14 @@ def token_file(path):
 
 def flickr8k(folder):
     token_file(folder / "Flickr8k.token.txt")
-    expert = [
-        "1_a.jpg\t1_a.jpg#0\t4\t4\t4",
-        "1_a.jpg\t2_b.jpg#1\t1\t2\t1",
-        "2_b.jpg\t3_c.jpg#2\t1\t1\t3",
-    ]
-    (folder / "ExpertAnnotations.txt").write_text("\n".join(expert))
-    crowd = [
-        "1_a.jpg\t1_a.jpg#0\t1\t3\t0",
-        "1_a.jpg\t2_b.jpg#1\t0.25\t1\t3",
-        "2_b.jpg\t3_c.jpg#2\t0\t0\t3",
-    ]
-    (folder / "CrowdFlowerAnnotations.txt").write_text("\n".join(crowd))
+    expert = """1_a.jpg 1_a.jpg#0 4 4 4
+1_a.jpg 2_b.jpg#1 1 2 1
+2_b.jpg 3_c.jpg#2 1 1 3"""
+    crowd = """1_a.jpg 1_a.jpg#0 1 3 0
+1_a.jpg 2_b.jpg#1 0.25 1 3
+2_b.jpg 3_c.jpg#2 0 0 3"""
+    for name, text in (("Expert", expert), ("CrowdFlower", crowd)):
+        (folder / f"{name}Annotations.txt").write_text(text.replace(" ", "\t"))
 
 
 def composite(folder):
@@ -204,50 +196,35 @@ def aro(folder):
 
 
 def ratings(folder):
-    rows = [
-        {
-            "image": f"{n}.jpg",
-            "caption": "A dog.",
-            "rating": n,
-            "references": ["dogs"],
-            "group": n,
-        }
-        for n in (1, 2)
-    ]
-    (folder / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    row = {"caption": "A dog.", "references": ["dogs"]}
+    rows = [row | {"image": f"{n}.jpg", "rating": n, "group": n} for n in (1, 2)]
+    write_json_lines(folder / "mine.jsonl", rows)
 
 
 def icc_captions(folder):
-    rows = [
-        "sample_id,caption,concreteness_annotation,icc_score",
-        '1.0,"A dog, on a couch",3,0.9',
-    ]
-    rows += [
-        "2.0,a great day,0,0.1",
-        "3.0,two cats in the garden,2,1.02",
-        "4.0,the meaning of the dog,1,0.05",
-    ]
-    (folder / "caption_concreteness_annotations.csv").write_text("\n".join(rows) + "\n")
+    text = """sample_id,caption,concreteness_annotation,icc_score
+1.0,"A dog, on a couch",3,0.9
+2.0,a great day,0,0.1
+3.0,two cats in the garden,2,1.02
+4.0,the meaning of the dog,1,0.05
+"""
+    (folder / "caption_concreteness_annotations.csv").write_text(text)
 
 
 def icc_words(folder):
-    head = (
-        "Word\tBigram\tConc.M\tConc.SD\tUnknown\tTotal\tPercent_known\tSUBTLEX\tDom_Pos"
-    )
-    rows = [
-        ("dog", 0, 4.85, "Noun"),
-        ("cat", 0, 4.86, "Noun"),
-        ("day", 0, 4.04, "Noun"),
-        ("meaning", 0, 1.93, "Noun"),
-    ]
-    rows += [("great", 0, 2.2, "Adjective"), ("baking soda", 1, 4.96, "#N/A")]
+    head = "Word Bigram Conc.M Conc.SD Unknown Total Percent_known SUBTLEX Dom_Pos"
     lines = [
-        f"{word}\t{bigram}\t{mean}\t0.5\t0\t28\t1.00\t9\t{kind}"
-        for word, bigram, mean, kind in rows
+        head,
+        "dog 0 4.85 0.5 0 28 1.00 9 Noun",
+        "cat 0 4.86 0.5 0 28 1.00 9 Noun",
+        "day 0 4.04 0.5 0 28 1.00 9 Noun",
+        "meaning 0 1.93 0.5 0 28 1.00 9 Noun",
+        "great 0 2.2 0.5 0 28 1.00 9 Adjective",
     ]
-    (folder / "Concreteness_ratings_Brysbaert_et_al_BRM.txt").write_text(
-        "\n".join([head, *lines]) + "\n"
-    )
+    text = "\n".join(lines).replace(" ", "\t")
+    text += "\nbaking soda\t1\t4.96\t0.5\t0\t28\t1.00\t9\t#N/A\n"
+    file = folder / "Concreteness_ratings_Brysbaert_et_al_BRM.txt"
+    file.write_text(text)
 
 
 def vatex_eval(folder):

@@ -175,7 +175,12 @@ def _read(config: ConcretenessConfig, key: Literal["captions", "ratings"]) -> Da
     if not path.exists():
         raise DataError(f"{key} {path} does not exist{where_from(config.source)}")
     wrong = ValueError, KeyError, TypeError, AttributeError
-    with naming(str(path), wrong, error=DataError, kept=(DataError,)):
+    with naming(
+        str(path),
+        wrong,
+        error=DataError,
+        kept=(DataError,),
+    ):
         if path.suffix == ".csv":
             table = read_csv(path, dtype=str, keep_default_na=False)
         elif path.suffix == ".jsonl":

@@ -65,7 +65,14 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
                 recalls += estimates(statistic, queries, config.bootstrap, config.seed)
             figures = dict(zip(head[2:-1], recalls, strict=True))
             results.append(result | {"recall": figures, "cut": cut})
-            lines.append([name, kind, *map(_cell, recalls), str(cut)])
+            lines.append(
+                [
+                    name,
+                    kind,
+                    *map(_cell, recalls),
+                    str(cut),
+                ]
+            )
         table = markdown(head, lines)
         write_text(folder / "retrieval.md", table + "\n")
         content = {"config": config.model_dump(mode="json"), "images": len(rows)}
@@ -100,7 +107,11 @@ def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
 
 def _recall(ranks: Floats, weights: Weights) -> Floats:
     """Recall of drawn queries by their ``ranks``, [Q, 1 + K]."""
-    return np.average(ranks[:, 1:], axis=0, weights=weights)
+    return np.average(
+        ranks[:, 1:],
+        axis=0,
+        weights=weights,
+    )
 
 
 def _cell(recall: Estimate) -> str:

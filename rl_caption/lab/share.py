@@ -62,7 +62,11 @@ def share(config: ShareConfig) -> str:
     if config.repo_id is None:
         return str(out)
     api = huggingface_hub.HfApi()
-    url = api.create_repo(config.repo_id, private=config.private, exist_ok=True)
+    url = api.create_repo(
+        config.repo_id,
+        private=config.private,
+        exist_ok=True,
+    )
     api.upload_folder(
         repo_id=config.repo_id, folder_path=out, commit_message="Model and card"
     )

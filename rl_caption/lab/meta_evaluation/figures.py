@@ -234,7 +234,15 @@ def _accuracies(
     figures = []
     for name, count, estimate in zip(names, counts, found, strict=True):
         value, low, high = estimate
-        figures.append(Figure(_joined(title, name), value, count, low, high))
+        figures.append(
+            Figure(
+                _joined(title, name),
+                value,
+                count,
+                low,
+                high,
+            )
+        )
     return figures if judged.shown_kinds and any(kinds) else figures[-1:]
 
 

@@ -177,7 +177,12 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     quiet_libraries()
     folder = check_writable(config.out)
     files = config.data, config.images
-    parts = sets.load(config.set, *files, config.partial, config.set_kwargs)
+    parts = sets.load(
+        config.set,
+        *files,
+        config.partial,
+        config.set_kwargs,
+    )
     metrics = build_metrics(config.metrics, config.judges, parts)
     draws = config.bootstrap, config.seed
     results: list[SetResult] = []
@@ -273,7 +278,11 @@ def _score(judged: JudgementSet, metric: Reward, condition: int) -> Floats:
     }
     wanted = {"image_id", *metric.columns}
     given = {name: columns[name] for name in columns if name in wanted}
-    found = checked_scores(metric, metric(None, list(texts), **given), len(texts))
+    found = checked_scores(
+        metric,
+        metric(None, list(texts), **given),
+        len(texts),
+    )
     scores = dict(zip(images, found, strict=True))
     return np.array([scores[key] for key in keys]).reshape(len(judged.rows), -1)
 

@@ -75,7 +75,14 @@ def measure_rates(config: SpecificityRatesConfig) -> str:
         scores = score_rows(judge, rows, config.seed, config.shuffle_rate)
         rates = specificity_rates(scores)
         percent = [f"{100 * rate:.2f}" for rate in rates[:2]]
-        lines.append([name, *percent, *map(str, rates[2:]), judge.signature])
+        lines.append(
+            [
+                name,
+                *percent,
+                *map(str, rates[2:]),
+                judge.signature,
+            ]
+        )
     headings = ["judge", "SR_pos, %", "SR_neg, %", "captions", "steps", "signature"]
     table = markdown(headings, lines)
     write_text(folder / "specificity.md", table + "\n")
@@ -90,7 +97,12 @@ def specificity_rates(scores: Sequence[Chain]) -> SpecificityRates:
             up.append(chain.captions[step + 1] > chain.captions[step])
             down.append(false < chain.captions[step])
     count = len(up)
-    return SpecificityRates(sum(up) / count, sum(down) / count, len(scores), count)
+    return SpecificityRates(
+        sum(up) / count,
+        sum(down) / count,
+        len(scores),
+        count,
+    )
 
 
 def released_specificity_rates(cosines: Sequence[Chain]) -> SpecificityRates:

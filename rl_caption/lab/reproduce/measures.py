@@ -128,7 +128,11 @@ class Measures:
     def _figures(self, row: str, text: str) -> Mapping[str, Mapping[str, float | None]]:
         """Part of a set -> figure of a row's metric -> value; ``text`` is how it is measured."""
         how = json.loads(text)
-        parts = self._sets(how["data"], how["set"], json.dumps(how.get("options", {})))
+        parts = self._sets(
+            how["data"],
+            how["set"],
+            json.dumps(how.get("options", {})),
+        )
         released = how.get("released", {}).get(how["set"])
         if released is not None and how["model"] not in self.models:
             made = [rated_figures(part, part.released[released]) for part in parts]
@@ -151,7 +155,13 @@ class Measures:
         if name == "ratings":
             folder /= data_sets()[data]["files"][0][0]
         images, partial = self.config.images, self.config.partial
-        return sets.load(name, folder, images, partial, json.loads(options))
+        return sets.load(
+            name,
+            folder,
+            images,
+            partial,
+            json.loads(options),
+        )
 
     def _reward(self, name: str, how: Values) -> Reward:
         """A reward whose weights are those of the model that the user named."""

@@ -33,7 +33,11 @@ def main(config: ReproduceConfig) -> int:
         for name in config.which or PAPERS:
             print("\n".join(list_tables(load_paper(name))))
         return 0
-    table = find_table(config.which[0], config.which[1], config.rows)
+    table = find_table(
+        config.which[0],
+        config.which[1],
+        config.rows,
+    )
     print(reproduce(table, config))
     return 0
 
@@ -72,7 +76,11 @@ def reproduce(table: Table, config: ReproduceConfig) -> str:
             told = {"row": cell.row, "column": cell.column, "published": published}
             told |= {"measured": cell.measured, "reason": cell.reason}
             cells.append(told)
-        about = {"paper": table.paper, "table": table.key, "notes": list(table.notes)}
+        about = {
+            "paper": table.paper,
+            "table": table.key,
+            "notes": list(table.notes),
+        }
         write_json(folder / "reproduce.json", about | {"cells": cells})
         print(f"wrote reproduce.md and reproduce.json in {folder}", file=sys.stderr)
     return text

@@ -99,7 +99,13 @@ def load_paper(name: str) -> Paper:
     as_printed = yaml.load(text, yaml.BaseLoader)["tables"]  # makes texts only
     tables = {}
     for key, table in content["tables"].items():
-        tables[key] = _table(name, key, content, table, as_printed[key]["rows"])
+        tables[key] = _table(
+            name,
+            key,
+            content,
+            table,
+            as_printed[key]["rows"],
+        )
     cited = yaml.safe_load((FOLDER.parent / "papers.yaml").read_text(encoding="utf-8"))
     title = "{authors}, {title}, {venue} {year}"
     title = title.format_map({"venue": ""} | cited[name])
@@ -123,8 +129,22 @@ def _table(
         for text, (name, column) in zip(texts, columns, strict=True):
             how = {"data": column.get("set") or column.get("zero_shot")}
             if text != "null":
-                cells.append(Cell(row, name, Decimal(text), how | source | column))
-    return Table(paper, key, table["title"], cells, models, table.get("notes", ()))
+                cells.append(
+                    Cell(
+                        row,
+                        name,
+                        Decimal(text),
+                        how | source | column,
+                    )
+                )
+    return Table(
+        paper,
+        key,
+        table["title"],
+        cells,
+        models,
+        table.get("notes", ()),
+    )
 
 
 def find_table(paper: str, key: str, names: Sequence[str] | None = None) -> Table:

@@ -67,7 +67,13 @@ def load(
     options = kwargs or {}
     check_options(SETS[name], 1, name, options, "set_kwargs")
     opened = [Path(folder or ".")]
-    files = Files(name, opened[0], Path(images) if images else None, partial, opened)
+    files = Files(
+        name,
+        opened[0],
+        Path(images) if images else None,
+        partial,
+        opened,
+    )
     try:
         return SETS[name](files, **options)
     except DataError:

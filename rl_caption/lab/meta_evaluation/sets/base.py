@@ -116,7 +116,13 @@ def rated(
     if not math.isfinite(value):
         raise ValueError(f"the rating is {rating}")
     lists = (references,) if references else ()
-    return Judged(image, [single_spaced(caption)], value, references=lists, image=photo)
+    return Judged(
+        image,
+        [single_spaced(caption)],
+        value,
+        references=lists,
+        image=photo,
+    )
 
 
 def captions_of(texts: Sequence[str]) -> list[str]:

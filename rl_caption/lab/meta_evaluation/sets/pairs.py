@@ -109,7 +109,13 @@ def _consensus(
         if not {*given} <= {1, -1}:
             raise ValueError(f"votes for {pair} are {given}, not 1 or -1")
         better = float(1 + np.sign(sum(given))) / 2
-        judged = Judged(image, pair, better=better, kind=kind, references=drawn)
+        judged = Judged(
+            image,
+            pair,
+            better=better,
+            kind=kind,
+            references=drawn,
+        )
         rows.append(judged)
     if len(triplets) != VOTES * len(rows):
         raise ValueError(f"expected {VOTES} triplets of each of {len(rows)} pairs")

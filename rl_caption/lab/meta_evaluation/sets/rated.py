@@ -54,7 +54,15 @@ def flickr8k_expert(files: Files) -> list[JudgementSet]:
         "each of the three experts' ratings of a caption is a judgement; 5 references"
     )
     excluded = {OWN_REFERENCE: len(rows) - len(kept)}
-    return [JudgementSet(files.name, kept, convention, excluded, published=["tau_c"])]
+    return [
+        JudgementSet(
+            files.name,
+            kept,
+            convention,
+            excluded,
+            published=["tau_c"],
+        )
+    ]
 
 
 def flickr8k_crowdflower(files: Files) -> list[JudgementSet]:
@@ -87,14 +95,32 @@ def _flickr8k(files: Files, name: str, made: str, raters: int) -> list[Judged]:
             )
             for answer in item["human_judgement"]:
                 if not math.isnan(answer["rating"]):
-                    rows.append(rated(image, answer["caption"], answer["rating"], own))
+                    rows.append(
+                        rated(
+                            image,
+                            answer["caption"],
+                            answer["rating"],
+                            own,
+                        )
+                    )
         return files.with_images(rows, *FLICKR8K_IMAGES)
     captions, references = _token_file(files, FLICKR8K_TOKENS)
     files.check_count("captions", len(captions), 40_460)
-    for row in files.table(name, "\t", ["image", "caption", "0", "1", "2"]):
+    for row in files.table(
+        name,
+        "\t",
+        ["image", "caption", "0", "1", "2"],
+    ):
         image, caption = row["image"], captions[row["caption"]]
         for rater in range(raters):
-            rows.append(rated(image, caption, row[str(rater)], references[image]))
+            rows.append(
+                rated(
+                    image,
+                    caption,
+                    row[str(rater)],
+                    references[image],
+                )
+            )
     return files.with_images(rows, *FLICKR8K_IMAGES)
 
 
@@ -174,7 +200,15 @@ def composite(
     convention = "each rated caption is a judgement; judged captions are not among the references"
     name = "composite" if photos == "all" else f"composite {photos}"
     rows = _without_judged(rows)
-    return [JudgementSet(name, rows, convention, dict(skipped), published=["tau_c"])]
+    return [
+        JudgementSet(
+            name,
+            rows,
+            convention,
+            dict(skipped),
+            published=["tau_c"],
+        )
+    ]
 
 
 def ratings(files: Files, within_images: bool = True) -> list[JudgementSet]:
@@ -202,7 +236,13 @@ def ratings(files: Files, within_images: bool = True) -> list[JudgementSet]:
         with naming(where, READING, DataError):
             references = captions_of(row["references"]) if "references" in row else ()
             name, image = str(row.get("group", row["image"])), folder / row["image"]
-            judged = rated(name, row["caption"], row["rating"], references, image)
+            judged = rated(
+                name,
+                row["caption"],
+                row["rating"],
+                references,
+                image,
+            )
             rows.append(judged._replace(captions=[row["caption"]]))
     files.check_count(f"ratings in {path}", len(rows))
     if len({bool(row.references) for row in rows}) > 1:

@@ -19,7 +19,12 @@ def scenes(
     """Generate ``num_images`` scenes, collect captions of them, rate these by the oracle's F1, and
     pair references with their hard negatives; ``seed`` chooses these.
     """
-    data = ScenesData(num_train=0, num_val=0, num_test=num_images, num_unseen=0)
+    data = ScenesData(
+        num_train=0,
+        num_val=0,
+        num_test=num_images,
+        num_unseen=0,
+    )
     return rate_captions(data.split("test"), seed)
 
 
@@ -39,7 +44,11 @@ def rate_captions(rows: Sequence[Row], seed: int = 0) -> list[JudgementSet]:
         further = zip(row["references"][1:], plain, strict=True)
         others = [[text for text, words in further if words != true]]
         captions = [true]
-        for kind, text in hard_negatives(scene, row["references"][0], seed):
+        for kind, text in hard_negatives(
+            scene,
+            row["references"][0],
+            seed,
+        ):
             captions.append(" ".join(tokenize(text)))
             pair = Judged(
                 image_id,
@@ -51,7 +60,15 @@ def rate_captions(rows: Sequence[Row], seed: int = 0) -> list[JudgementSet]:
             pairs.append(pair)
         for text in dict.fromkeys(captions):
             f1 = oracle(text, scene).f1
-            rated.append(Judged(image_id, [text], f1, references=others, image=image))
+            rated.append(
+                Judged(
+                    image_id,
+                    [text],
+                    f1,
+                    references=others,
+                    image=image,
+                )
+            )
     return [
         JudgementSet(
             "scenes, oracle F1",

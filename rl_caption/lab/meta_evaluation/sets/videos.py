@@ -85,7 +85,15 @@ def vatex_eval(
         for name, caption, rating, own in zip(
             names, captions, person, texts, strict=True
         ):
-            rows.append(rated(name, caption, rating, own[:shown], videos[name]))
+            rows.append(
+                rated(
+                    name,
+                    caption,
+                    rating,
+                    own[:shown],
+                    videos[name],
+                )
+            )
         title = f"{files.name}, person {number}"
         parts.append(
             JudgementSet(
@@ -143,7 +151,11 @@ def activitynet_foil(files: Files, num_frames: int = 10) -> list[JudgementSet]:
 
 def _load_pickle(files: Files, name: str) -> Any:
     path = files.require(f"{name}.pkl")
-    with naming(str(path), (pickle.UnpicklingError, EOFError, ImportError), DataError):
+    with naming(
+        str(path),
+        (pickle.UnpicklingError, EOFError, ImportError),
+        DataError,
+    ):
         return np.asarray(_Arrays(io.BytesIO(path.read_bytes())).load(), object)
 
 

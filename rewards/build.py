@@ -62,7 +62,16 @@ class RewardBuilder:
         Raises as ``registry.build``.
         """
         name = short_name(name)
-        arguments = self._complete(name, kwargs)
+        arguments = dict(kwargs)
+        if name in REWARDS and "tokenizer" in parameters(name):
+            arguments.setdefault("tokenizer", self.tokenizer)
+        if name in self.counting:
+            arguments.setdefault("eos", self.eos)
+            if self.df is not None:
+                arguments.setdefault("df", self.df)
+            elif self.references and "df" not in arguments:
+                eos = bool(arguments["eos"])
+                arguments["df"] = self.count(eos, arguments["tokenizer"])
         key = encoder_key(name, arguments)
         if key in self.encoders:
             arguments["backbone"] = self.encoders[key]
@@ -81,21 +90,6 @@ class RewardBuilder:
                 self.references, eos=eos, tokenizer=key[1]
             )
         return self.counted[key]
-
-    def _complete(self, name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments with those that the data set decides on."""
-        arguments = dict(kwargs)
-        if name in REWARDS and "tokenizer" in parameters(name):
-            arguments.setdefault("tokenizer", self.tokenizer)
-        if name in self.counting:
-            arguments.setdefault("eos", self.eos)
-            if self.df is not None:
-                arguments.setdefault("df", self.df)
-            elif self.references and "df" not in arguments:
-                arguments["df"] = self.count(
-                    bool(arguments["eos"]), arguments["tokenizer"]
-                )
-        return arguments
 
 
 def encoder_key(name: str, arguments: Mapping[str, Any]) -> str:

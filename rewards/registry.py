@@ -70,10 +70,8 @@ def build(name: str, **kwargs: Any) -> Reward:
     """
     target = load(name)
     signature = inspect.signature(target)
-    try:
+    with naming(f"reward {name!r} takes {signature}", (TypeError,)):
         signature.bind(**kwargs)
-    except TypeError as error:
-        raise ValueError(f"reward {name!r}: {error}; it takes {signature}") from error
     reward = target(**kwargs)
     if not isinstance(reward, Reward):
         raise ValueError(
@@ -84,14 +82,10 @@ def build(name: str, **kwargs: Any) -> Reward:
         low, high = reward.bounds
         if not low <= high:
             raise ValueError("expected its smallest and largest score")
-    try:
-        inspect.signature(reward.__call__).bind(
-            None, [], **dict.fromkeys((*COLUMNS, *reward.columns))
-        )
-    except TypeError as error:
-        raise ValueError(
-            f"{name!r} cannot be called as (prompts, completions, **columns): {error}"
-        ) from error
+    call = f"{name!r} cannot be called as (prompts, completions, **columns)"
+    columns = dict.fromkeys((*COLUMNS, *reward.columns))
+    with naming(call, (TypeError,)):
+        inspect.signature(reward.__call__).bind(None, [], **columns)
     return reward
 
 

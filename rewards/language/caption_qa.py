@@ -45,7 +45,7 @@ class CaptionQA:
     """Mean probability that a language model answers an image's questions right, in [0, 1].
 
     It sees the caption alone. The choices of a question and a further one, "The caption does not say.", are
-    shuffled by (seed, image, question), so that they are the same for every caption of an image and
+    shuffled by (image, question), so that they are the same for every caption of an image and
     in every run.
 
     A caption that says more answers more: without a limit the longest wins. Above ``words`` words
@@ -54,7 +54,6 @@ class CaptionQA:
 
     Args:
         words: length in words from which longer captions are scaled down; None never does.
-        seed: of the order of the choices.
         **options: the language model, local or behind an endpoint, as for ``build_model``.
 
     Raises:
@@ -70,16 +69,14 @@ class CaptionQA:
         self,
         *,
         words: Count | None = 80,
-        seed: int = 0,
         **options: Any,
     ) -> None:
         check_values(Count | None, words=words)
         name = self.__name__
         self.language_model = build_model(name, **options)
         self.words = words
-        self.seed = seed
         self.signature = (
-            f"{name}[{self.language_model.signature},expected,words{words},seed{seed}]"
+            f"{name}[{self.language_model.signature},expected,words{words}]"
         )
 
     def __call__(
@@ -100,7 +97,7 @@ class CaptionQA:
             where = f"reward {self.__name__!r}: row {row}"
             items = check_questions(rows[row], f"{where}, questions")
             for index, item in enumerate(items):
-                order = self.seed, str(image_ids[row]), index
+                order = 0, str(image_ids[row]), index
                 choices = (*item["choices"], NOT_SAID)
                 question, place = pose(
                     item, choices, order, f"{where}, question {index}", caption

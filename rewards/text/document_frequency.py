@@ -30,8 +30,6 @@ from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 EOS = "<eos>"
 """The end-of-sentence token, where it counts as a word."""
-LARGEST_LOGARITHM = 50.0
-"""Upper bound of the logarithm of the number of documents."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -193,9 +191,7 @@ class DocumentFrequencies:
         another fingerprint.
         """
         where = f"{path} does not hold document frequencies that DocumentFrequencies.save wrote"
-        with naming(
-            where, (*UNREADABLE_ARRAY, AttributeError), kept=(FileNotFoundError,)
-        ):
+        with naming(where, (*UNREADABLE_ARRAY, AttributeError)):
             with np.load(path) as stored:
                 arrays = dict(stored)
             fingerprint = arrays.pop("fingerprint").tobytes().decode()
@@ -281,7 +277,7 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
         ValueError: the pickle asks for anything but plain data, or its content is something else.
     """
     unreadable = (pickle.UnpicklingError, TypeError, AttributeError, *UNREADABLE_ARRAY)
-    with naming(f"{path} cannot be read", unreadable, kept=(FileNotFoundError,)):
+    with naming(f"{path} cannot be read", unreadable):
         with open(path, "rb") as file:
             content = _PlainUnpickler(file, encoding="latin1").load()
         length = float(content["ref_len"])
@@ -292,10 +288,10 @@ def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
                 raise ValueError(f"n-gram {ngram!r}: expected a tuple of words")
             counts[tuple(map(_utf8, ngram))] = float(count)
         # Whole numbers are numbers of images: the logarithm of a whole number above 1 never is one.
-        logarithm = math.nan if length <= 0 else length
+        logarithm = length or math.nan
         if length > 0 and length == int(length):
             logarithm = float(np.log(length))
-        if not counts or not 0 <= logarithm <= LARGEST_LOGARITHM:
+        if not counts or not 0 <= logarithm <= 50:
             raise ValueError(f"ref_len is {length:g}, of {len(counts)} n-grams")
     if all(word.isdecimal() for ngram in counts for word in ngram):
         raise ValueError(

@@ -39,7 +39,7 @@ class Icc:
 
     Raises:
         ValueError: an argument is wrong, or the model cannot be found or loaded, has another number
-            of labels than one, no trained head, or no padding token.
+            of labels than one, or no trained head.
     """
 
     __name__ = "icc"
@@ -67,8 +67,6 @@ class Icc:
             raise ValueError(
                 f"icc: the model {model!r} has {labels} labels: expected one, the concreteness"
             )
-        if self._frozen.tokenizer.pad_token_id is None:
-            raise ValueError(f"icc: the tokenizer of {model!r} has no padding token")
         self.model = model
         self.clip = clip
         self.precision = precision

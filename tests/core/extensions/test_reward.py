@@ -114,7 +114,7 @@ def test_it_is_a_reward_like_those_of_the_package():
     ("target", "kwargs", "part"),
     [
         (NAME, {"words": 200}, "reward.terms.mine: words is 200: expected 1 to 100"),
-        (NAME, {"word": 3}, "'word'; it takes (words"),
+        (NAME, {"word": 3}, "takes (words"),
         (f"{__name__}:Missing", {}, "'Missing'"),
         ("collections:Counter", {}, "which is not a reward"),
     ],

@@ -1,8 +1,4 @@
-"""A tiny COCO: official caption files, Karpathy's JSON, photos and bottom-up features, as they are
-downloaded.
-"""
-
-import json
+"""A tiny COCO: Karpathy's JSON, photos and bottom-up features, as they are downloaded."""
 
 import numpy as np
 from PIL import Image
@@ -33,11 +29,8 @@ def file_of(number):
 
 
 def write_downloads(folder):
-    """``dataset_coco.json``, and ``annotations`` as the official archive unpacks."""
+    """``dataset_coco.json``."""
     records = []
-    official = {
-        name: {"images": [], "annotations": []} for name in ("train2014", "val2014")
-    }
     for number, split in enumerate(SPLITS):
         place, name = file_of(number)
         sentences = [
@@ -50,20 +43,11 @@ def write_downloads(folder):
             "filename": name,
             "imgid": number,
             "split": split,
+            "sentences": sentences,
+            "cocoid": 100 + number,
         }
-        records.append({**record, "sentences": sentences, "cocoid": 100 + number})
-        official[place]["images"].append(
-            {"id": 100 + number, "file_name": name, "width": WIDTH, "height": HEIGHT}
-        )
-        for text in reversed(captions_of(number)):
-            official[place]["annotations"].append(
-                {"image_id": 100 + number, "id": 1, "caption": text.strip()}
-            )
-    (folder / "annotations").mkdir(parents=True, exist_ok=True)
+        records.append(record)
     write_json(folder / "dataset_coco.json", {"images": records, "dataset": "coco"})
-    for place, content in official.items():
-        text = json.dumps({"info": {"year": 2014}, "licenses": [], **content})
-        (folder / "annotations" / f"captions_{place}.json").write_text(text)
     return folder
 
 

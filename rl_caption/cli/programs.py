@@ -102,7 +102,7 @@ CORE = {
         "the whole job on a generated world", "rl_caption.cli.pipeline:demo"
     ),
     "prepare_coco": Program(
-        "COCO captions: from the downloads to a checked folder",
+        "COCO captions: the counts, images and features of a folder",
         "rl_caption.data.prepare_coco:main",
         "rl_caption.config.commands:PrepareCocoConfig",
     ),

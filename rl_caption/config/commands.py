@@ -204,18 +204,12 @@ class ReportConfig(TrustConfig):
 
 
 class PrepareCocoConfig(Section):
-    """``prepare_coco``: check the downloads of COCO captions, and make the folder that the
-    configurations read.
-    """
+    """``prepare_coco``: check the folder of COCO captions that the configurations read."""
 
-    out: str = "data/coco"
-    """The folder to make."""
-    downloads: str | None = None
-    """Folder of the downloaded JSON files; null is ``downloads`` in ``out``."""
-    images: str | None = None
-    """Folder with ``train2014`` and ``val2014``."""
-    features: str | None = None
-    """Folder or HDF5 file of region features."""
+    folder: str = "data/coco"
+    """The folder, with ``dataset_coco.json`` and, or links to them, ``images`` (``train2014`` and
+    ``val2014``) and ``features`` (a folder or an HDF5 file).
+    """
     features_kwargs: dict = {}
     """As ``data.features_kwargs``, such as ``{"dim": 2048}``."""
     subset: bool = False

@@ -2,12 +2,11 @@
 
 import hashlib
 import io
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NotRequired, TypeVar, overload
+from typing import Any, NotRequired, TypeVar
 
 from PIL import Image
 from typing_extensions import TypedDict
@@ -81,34 +80,21 @@ class Row(TypedDict):
 
 
 class RowView(Sequence[Row]):
-    """A lazy sequence of rows: ``make(index, item)`` turns an item of ``items`` into a row whenever
-    it is accessed; None takes the items as they are.
-
-    ``indices`` selects items, in this order (None: all).
+    """A lazy sequence of rows: ``make`` turns an item of ``items`` into a row whenever it is
+    accessed.
     """
 
-    def __init__(
-        self,
-        items: Sequence[Any],
-        make: Callable[[int, Any], Row] | None = None,
-        indices: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, items: Sequence[Any], make: Callable[[Any], Row]) -> None:
         self._items, self._make = items, make
-        self._indices = range(len(items)) if indices is None else indices
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self._items)
 
-    @overload
-    def __getitem__(self, index: int) -> Row: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Row]: ...
-    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
-        if isinstance(index, slice):
-            return RowView(self._items, self._make, self._indices[index])
-        chosen = self._indices[index]
-        item = self._items[chosen]
-        return item if self._make is None else self._make(chosen, item)
+    def __getitem__(self, index: Any) -> Any:
+        """A row, or a view of the rows of a slice."""
+        item = self._items[index]
+        is_slice = isinstance(index, slice)
+        return RowView(item, self._make) if is_slice else self._make(item)
 
 
 class Splits(dict[str, Sequence[Row]]):
@@ -144,35 +130,28 @@ class LazyImage:
 
     Args:
         where: the place of its row, for errors.
-        source: the bytes of a file, or a table of ``datasets`` with one column of bytes or paths.
+        source: the bytes of a file, or a table of ``datasets`` with one column of images.
         row: of the table.
-        image_root: folder of the paths.
     """
 
     where: str = field(compare=False)
     source: Any = field(repr=False)
     row: int = 0
-    image_root: str | Path = ""
 
     def read(self) -> str | bytes:
         """The bytes of the file, or its path."""
         if isinstance(self.source, bytes):
             return self.source
         (value,) = self.source[self.row].values()
-        if isinstance(value, dict):
-            value = value.get("bytes") or value.get("path")
-        return (
-            value if isinstance(value, bytes) else os.path.join(self.image_root, value)
-        )
+        return value if isinstance(value, bytes) else value["bytes"] or value["path"]
 
     def render(self) -> Image.Image:
         """Decode it; ``RewardError``, which names the row, where that fails."""
         with naming(self.where, (*UNREADABLE, RewardError), RewardError):
-            content = self.read()
-            source = (
-                content if isinstance(content, str) else Image.open(io.BytesIO(content))
-            )
-            return open_image(source, own_mode=True)
+            content: Any = self.read()
+            if isinstance(content, bytes):
+                content = Image.open(io.BytesIO(content))
+            return open_image(content, own_mode=True)
 
     def identity(self) -> str:
         """Key of the image in caches: a hash of the bytes, or that of the file."""

@@ -5,11 +5,10 @@ first offenders.
 import json
 import logging
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import (
     Callable,
     Collection,
-    Hashable,
     Iterable,
     Iterator,
     Mapping,
@@ -77,9 +76,7 @@ class Verdict(NamedTuple):
     """Result of reading an image, or features."""
 
     content: Any = None
-    """Hash of the decoded RGB pixels, equal for copies of an image, or the size of a region
-    feature; None where nothing was read.
-    """
+    """Hash of the decoded RGB pixels, equal for copies of an image; None where nothing was read."""
     error: str | None = None
     """Why it cannot be used, including its name; None if it can."""
     missing: bool = False
@@ -113,9 +110,6 @@ class ImageFile(NamedTuple):
         return pixel_hash(open_image(self.path))
 
 
-C = TypeVar("C", bound=ImageFile | LazyImage | ImageFeatures)
-
-
 @dataclass(frozen=True)
 class CheckReport:
     """Problems found in the checked splits of a dataset, and the good rows."""
@@ -127,27 +121,22 @@ class CheckReport:
     """Split -> index of each row to keep, ascending -> indices of its non-empty references, or None
     where all are good.
     """
-    skips: bool
-    """Whether bad rows are left out (``data.on_bad: skip``)."""
     warnings: Sequence[str] = ()
     """Of references that are likely not meant as they are (``TextForms``)."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{split} {count}" for split, count in self.rows.items())
-        total = sum(self.rows.values())
-        lines = [
-            f"data: {len(self.problems) or 'no'} problems in {total} rows ({counts})"
-        ]
+        left_out = ", ".join(
+            f"{split} {count - len(self.kept[split])} of {count} rows"
+            for split, count in self.rows.items()
+        )
+        number, total = len(self.problems) or "no", sum(self.rows.values())
+        lines = [f"data: {number} problems in {total} rows ({counts})"]
         for kind, offenders in self.problems.items():
-            lines.append(
-                f"  - {len(offenders)} {kind}: {first_of(offenders)} ({ADVICE[kind]})"
-            )
-        if self.skips and self.problems:
-            left_out = [
-                f"{split} {count - len(self.kept[split])} of {count} rows"
-                for split, count in self.rows.items()
-            ]
-            lines.append(f"left out: {', '.join(left_out)}")
+            first = first_of(offenders)
+            lines.append(f"  - {len(offenders)} {kind}: {first} ({ADVICE[kind]})")
+        if self.problems:
+            lines.append(f"data.on_bad skip leaves out: {left_out}")
         lines += [f"WARNING: {sentence}" for sentence in self.warnings]
         return "\n".join(lines)
 
@@ -157,7 +146,7 @@ class CheckReport:
         """
         splits = dict(data)
         for split, kept in self.kept.items():
-            splits[split] = RowView(data[split], partial(_good, kept), [*kept])
+            splits[split] = RowView([*kept.items()], partial(_good_row, data[split]))
         return Splits(splits, data.source)
 
 
@@ -167,9 +156,10 @@ def first_of(offenders: Sequence[str]) -> str:
     return "; ".join(offenders[:SHOWN]) + (f", and {more} more" if more > 0 else "")
 
 
-def _good(references: Mapping[int, list[int] | None], index: int, row: Row) -> Row:
-    chosen = references[index]
-    return row if chosen is None else with_references(row, chosen)
+def _good_row(rows: Sequence[Row], kept: tuple[int, list[int] | None]) -> Row:
+    index, references = kept
+    row = rows[index]
+    return row if references is None else with_references(row, references)
 
 
 @dataclass(slots=True)
@@ -188,9 +178,9 @@ class _Entry:
 
     @property
     def path(self) -> str | None:
-        if isinstance(self.file, ImageFile):
-            return os.path.abspath(self.file.path)
-        return None
+        """Absolute path of the image file; None where it is none."""
+        path = getattr(self.file, "path", None)
+        return path and os.path.abspath(path)
 
     @property
     def size(self) -> int | None:
@@ -203,7 +193,6 @@ def check_data(
     data: Splits,
     splits: Sequence[str],
     on_bad: Literal["fail", "skip"] = "fail",
-    num_workers: int = 4,
     check_pixels: bool = True,
     check_images: bool = True,
     cache: str | Path | None = None,
@@ -222,7 +211,6 @@ def check_data(
         on_bad: ``fail`` raises if there is any problem; ``skip`` leaves out bad rows and empty
             captions. An image in several splits then stays in the evaluation split (test before val
             before train).
-        num_workers: threads that read files.
         check_pixels: decode every image. False only checks that the file exists, and finds no equal
             images.
         check_images: False where only features are read, so that image files may be absent.
@@ -243,8 +231,7 @@ def check_data(
         rows = progress(data[split], f"checking {split}", "row")
         for index, row in enumerate(rows):
             entry = _Entry(split, index, row["image_id"], _file_of(row.get("image")))
-            for kind, problem in _problems(entry, row, check_images, needs, forms):
-                found[kind].append(problem)
+            _check_row(entry, row, found, check_images, needs, forms)
             entries.append(entry)
     others = list(_other_splits(data, splits))
     owners: list[tuple[_Entry, Any]] = [(entry, entry.features) for entry in entries]
@@ -253,44 +240,26 @@ def check_data(
         sizes = {entry.size for entry in entries if check_pixels} - {None}
         owners += [(entry, entry.file) for entry in others if entry.size in sizes]
     owners = [owner for owner in owners if owner[1] is not None]
-    verdicts = verify((item for _, item in owners), num_workers, check_pixels, cache)
-    dims = Counter(
-        verdicts[item].content
-        for _, item in owners
-        if isinstance(item, ImageFeatures) and verdicts[item].error is None
-    )
-    usual = max(dims, key=dims.__getitem__, default=None)
+    items = (item for _, item in owners)
+    verdicts = verify(items, read=check_pixels, cache=cache)
     for entry, item in owners:
         content, error, missing = verdicts[item]
         kind = MISSING if missing else UNREADABLE
         if isinstance(item, ImageFeatures):
             kind = BAD_FEATURES
-            if error is None and content != usual:
-                error = f"{item.where}: D is {content}, others have {usual}"
         else:
             entry.content = content
         if error is not None and entry.split in splits:
             found[kind].append(f"{entry.split} {error}")
             entry.bad = True
-    for group in _repeated(entries, attrgetter("split", "image_id")):
+    for group in _repeated(entries, "split", "image_id"):
         for entry in group[1:]:
             found[DUPLICATE_IDS].append(f"{entry.split} image {entry.image_id!r} again")
         for entry in [entry for entry in group if not entry.bad][1:]:
             entry.bad = True
     for kind in LEAKED:
         found[kind] += _leaks([*entries, *others], splits, kind)
-    return _report(data, splits, entries, found, forms.warnings(tokenizer), on_bad)
 
-
-def _report(
-    data: Splits,
-    splits: Sequence[str],
-    entries: Iterable[_Entry],
-    found: Mapping[str, list[str]],
-    warnings: list[str],
-    on_bad: str,
-) -> CheckReport:
-    """What was found. Raises as ``check_data``."""
     kept: dict[str, dict[int, list[int] | None]] = {split: {} for split in splits}
     for entry in entries:
         if not entry.bad:
@@ -299,14 +268,10 @@ def _report(
         rows={split: len(data[split]) for split in kept},
         problems={kind: offenders for kind, offenders in found.items() if offenders},
         kept=kept,
-        skips=on_bad == "skip",
-        warnings=warnings,
+        warnings=forms.warnings(tokenizer),
     )
-    if on_bad == "fail" and report.problems:
+    if report.problems and (on_bad == "fail" or not all(kept.values())):
         raise DataError(str(report))
-    empty = [split for split in kept if not kept[split]]
-    if empty:
-        raise DataError(f"{report}\nno rows are left in {', '.join(empty)}")
     return report
 
 
@@ -325,11 +290,8 @@ def check_row_images(
     where none is good.
     """
     files = [_file_of(row.get("image")) for row in rows]
-    known = [file for file in files if file is not None]
-    verdicts = verify(known, num_workers, check_pixels, cache)
-    errors = {
-        file: verdict.error for file, verdict in verdicts.items() if verdict.error
-    }
+    verdicts = verify(filter(None, files), num_workers, check_pixels, cache)
+    errors = {file: found.error for file, found in verdicts.items() if found.error}
     good = [row for row, file in zip(rows, files, strict=True) if file not in errors]
     if errors:
         message = (
@@ -344,8 +306,7 @@ def check_row_images(
 
 def missing_files(images: Iterable[Any]) -> list[str]:
     """The files among rows' images that do not exist."""
-    found = map(_file_of, images)
-    verdicts = verify((file for file in found if file is not None), read=False)
+    verdicts = verify(filter(None, map(_file_of, images)), read=False)
     return [
         getattr(file, "path", file.where)
         for file, verdict in verdicts.items()
@@ -365,49 +326,44 @@ def _file_of(source: Any) -> ImageFile | LazyImage | None:
 
 
 def verify(
-    items: Iterable[C],
+    items: Iterable[Any],
     num_workers: int = 4,
     read: bool = True,
     cache: str | Path | None = None,
-) -> dict[C, Verdict]:
-    """Read each item once, by threads; without ``read`` only look whether images exist.
+) -> dict[Any, Verdict]:
+    """Read each image (``ImageFile``, ``LazyImage``) or ``ImageFeatures`` once, by threads; without
+    ``read`` only look whether images exist.
 
     ``cache`` is a JSON file of good results by name, each with the stamp that it counts for.
     """
     stored: dict[str, Any] = {}
     if cache is not None and Path(cache).is_file():
         stored = read_json(Path(cache), DataError)
-    verdicts: dict[C, Verdict] = {}
-    unseen: dict[C, Any] = {}
-    for item in dict.fromkeys(items):
+
+    def verdict(item: Any) -> Verdict:
         try:
             stamp = item.stamp()
         except OSError as error:
             reason = f"{item.where}: {error.strerror or error}"
-            verdicts[item] = Verdict(error=reason, missing=True)
-            continue
+            return Verdict(error=reason, missing=True)
+        if not read and not isinstance(item, ImageFeatures):
+            return Verdict()
         known, content = stored.get(item.where, (None, None))
-        is_read = read or isinstance(item, ImageFeatures)
-        if is_read and (stamp is None or known != stamp):
-            unseen[item] = stamp
-        else:
-            verdicts[item] = Verdict(content if is_read else None)
+        if stamp is None or known != stamp:
+            try:
+                content = item.check()
+            except (RewardError, DataError) as error:
+                return Verdict(error=str(error))
+        if stamp is not None:
+            stored[item.where] = [stamp, content]
+        return Verdict(content)
 
-    results = in_parallel(_verdict, [*unseen], num_workers, "checking files")
-    for (item, stamp), verdict in zip(unseen.items(), results, strict=True):
-        verdicts[item] = verdict
-        if verdict.error is None and stamp is not None:
-            stored[item.where] = [stamp, verdict.content]
-    if unseen and cache is not None:
+    unique = list(dict.fromkeys(items))
+    verdicts = in_parallel(verdict, unique, num_workers, "checking files")
+    found = dict(zip(unique, verdicts, strict=True))
+    if cache is not None:
         write_text(cache, json.dumps(stored))
-    return verdicts
-
-
-def _verdict(item: ImageFile | LazyImage | ImageFeatures) -> Verdict:
-    try:
-        return Verdict(item.check())
-    except (RewardError, DataError) as error:
-        return Verdict(error=str(error))
+    return found
 
 
 def in_parallel(
@@ -423,21 +379,20 @@ def in_parallel(
         yield from progress(pool.map(function, items), title, total=len(items))
 
 
-def _problems(
+def _check_row(
     entry: _Entry,
     row: Row,
+    found: Mapping[str, list[str]],
     check_images: bool,
     needs: Collection[str],
     forms: TextForms,
-) -> Iterator[tuple[str, str]]:
-    """Yield kind and place of what is wrong with captions and an in-memory image, and complete the
-    entry.
-    """
-    source = row.get("image")
+) -> None:
+    """Complete the entry, and look for what is wrong with captions and an image in memory."""
+    source, captions = row.get("image"), row["references"]
     name = f"{entry.split} image {entry.image_id!r}"
+    bad = []
     if source is None and "image" in needs:
-        yield NO_IMAGES, name
-        entry.bad = True
+        bad.append((NO_IMAGES, name))
     elif check_images and entry.file is None:
         try:
             if isinstance(source, Image.Image):
@@ -445,22 +400,23 @@ def _problems(
             elif isinstance(source, list | tuple):
                 check_frames(source)
         except RewardError as error:
-            yield UNREADABLE, f"{name}: {error}"
-            entry.bad = True
+            bad.append((UNREADABLE, f"{name}: {error}"))
     if row.get("features") is not None:
         entry.features = as_image_features(row["features"], entry.image_id)
     good = []
-    for index, caption in enumerate(row["references"]):
+    for index, caption in enumerate(captions):
         forms.add(f"reference of {name}", caption)
         # Punctuation is no word: metrics drop it.
         if any(map(str.isalnum, caption)) or tokenize(caption):
             good.append(index)
         else:
-            yield EMPTY_CAPTIONS, f"{name}, caption {index + 1}"
-    if len(good) < len(row["references"]):
+            found[EMPTY_CAPTIONS].append(f"{name}, caption {index + 1}")
+    if len(good) < len(captions):
         entry.references = good
     if not good and "text" in needs:
-        yield NO_REFERENCES, name
+        bad.append((NO_REFERENCES, name))
+    for kind, problem in bad:
+        found[kind].append(problem)
         entry.bad = True
 
 
@@ -483,15 +439,15 @@ def _leaks(
     """Yield what several splits contain, one of ``splits`` at least; only its rows in the most
     valuable stay good.
     """
-    for group in _repeated(entries, attrgetter(LEAKED[kind])):
+    for group in _repeated(entries, LEAKED[kind]):
         owners = dict.fromkeys(entry.split for entry in group)
-        shared = [getattr(group[0], LEAKED[kind])]
+        shared = {getattr(group[0], LEAKED[kind]): None}
         if kind == LEAKED_CONTENT:
-            shared = [*dict.fromkeys(entry.path or entry.image_id for entry in group)]
+            shared = dict.fromkeys(entry.path or entry.image_id for entry in group)
             # A file that is in two splits is named as a file, and not once more as equal content.
             if len(shared) == 1:
                 continue
-        if len(owners) < 2 or not owners.keys() & {*splits}:
+        if len(owners) < 2 or owners.keys().isdisjoint(splits):
             continue
         yield f"{' = '.join(map(repr, shared))} in {' and '.join(owners)}"
         good = [entry for entry in group if not entry.bad]
@@ -507,12 +463,10 @@ def _value_of_split(split: str) -> int:
     return 1 if split.startswith(("val", "dev")) else 2
 
 
-def _repeated(
-    entries: Iterable[_Entry], key: Callable[[_Entry], Hashable]
-) -> list[list[_Entry]]:
-    """Groups of entries that share their key."""
-    groups: dict[Hashable, list[_Entry]] = defaultdict(list)
+def _repeated(entries: Iterable[_Entry], *names: str) -> list[list[_Entry]]:
+    """Groups of entries that share what has these names, and have it."""
+    groups: dict[Any, list[_Entry]] = defaultdict(list)
     for entry in entries:
-        if key(entry) is not None:
-            groups[key(entry)].append(entry)
+        groups[attrgetter(*names)(entry)].append(entry)
+    groups.pop(None, None)
     return [group for group in groups.values() if len(group) > 1]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import math
 import os
-import re
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,15 +30,6 @@ if TYPE_CHECKING:
     import torch
 
 FEATURE_KEYS = ("features", "x", "feat")
-HDF5_PATTERNS = (
-    "{image_id}_features",
-    "{image_id}_grids",
-    "{image_id}/features",
-    "{image_id}",
-)
-"""Keys that are tried in an HDF5 file where no pattern is given; the first that any image has is
-used.
-"""
 
 
 @dataclass(frozen=True)
@@ -51,30 +41,17 @@ class FeatureOptions:
             that all files share.
         pattern: name of an image's file without extension, or its key in the HDF5 file, made of
             ``{image_id}``, ``{stem}`` (the image file's name without extension) and ``{folder}``
-            (the name of that file's folder). None is ``{image_id}``, and in HDF5 one of
-            ``HDF5_PATTERNS``.
+            (the name of that file's folder).
         max_regions: keep at most so many regions, the first of the file; None keeps all.
     """
 
     dim: Annotated[int, Field(ge=1)] | None = None
-    pattern: str | None = None
+    pattern: Annotated[str, Field(pattern=r"\{(image_id|stem)\}")] = "{image_id}"
     max_regions: Annotated[int, Field(ge=1)] | None = None
 
     def __post_init__(self) -> None:
         with naming("data.features_kwargs", (ValueError,), DataError):
             check_fields(self)
-        if not re.search("{(image_id|stem)}", self.pattern or "{image_id}"):
-            raise DataError(
-                f"features_kwargs.pattern is {self.pattern!r}: expected {{image_id}} or {{stem}}"
-            )
-
-
-def fill_pattern(pattern: str, row: Row) -> str:
-    """Fill in ``{image_id}``, and ``{stem}`` and ``{folder}`` of the image's file."""
-    image = row.get("image")
-    file = Path(image if isinstance(image, str | Path) else "")
-    pattern = pattern.replace("{image_id}", row["image_id"])
-    return pattern.replace("{stem}", file.stem).replace("{folder}", file.parent.name)
 
 
 def _read_file(path: str, values: bool) -> Any:
@@ -97,50 +74,43 @@ class Hdf5File:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._opened: tuple[int, Any] | None = None
+        self._opened: dict[int, Any] = {}
         self._file()
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle, without the open file."""
-        return {**self.__dict__, "_opened": None}
+        return {"path": self.path, "_opened": {}}
 
     def _file(self) -> Any:
         process = os.getpid()
-        if self._opened is None or self._opened[0] != process:
-            if self._opened is not None:
-                # A fork of the process that opened it. While that handle is open here, the HDF5
-                # library would answer with the same open file, whose descriptor and position the
-                # processes share.
-                self._opened[1].close()
-                self._opened = None
+        if process not in self._opened:
+            # In a fork of the process that opened the file, that handle is closed first: while it is
+            # open here, the HDF5 library would answer with the same open file, whose descriptor and
+            # position the processes share.
+            self._opened.clear()
             import h5py
 
             with naming(str(self.path), (OSError,), DataError):
-                self._opened = process, h5py.File(self.path, "r", locking=False)
-        return self._opened[1]
-
-    def dataset(self, key: str) -> Any:
-        """The HDF5 dataset at ``key`` (its values are read when it is indexed), or None."""
-        node = self._file().get(key)
-        return node if hasattr(node, "dtype") else None
+                file = h5py.File(self.path, "r", locking=False)
+            self._opened[process] = file
+        return self._opened[process]
 
     def read(self, key: str, values: bool) -> Any:
         """Read as ``_read_file`` does."""
-        array = self.dataset(key)
-        if array is None:
-            keys = ", ".join(itertools.islice(self._file(), 4))
+        file = self._file()
+        array = file.get(key)
+        if not hasattr(array, "dtype"):  # there is none, or a group
+            keys = ", ".join(itertools.islice(file, 4))
             raise KeyError(
                 f"no such key, they are such as {keys}: data.features_kwargs.pattern"
             )
-        if array.size:  # the library returns zeros for what is not written
-            expected, written = 1, int(array.id.get_storage_size() > 0)
-            if array.chunks is not None:
-                blocks = map(math.ceil, np.divide(array.shape, array.chunks))
-                expected, written = math.prod(blocks), array.id.get_num_chunks()
-            if written < expected:
-                raise ValueError(
-                    f"{written} of {expected} blocks of {list(array.shape)} were written"
-                )
+        blocks, written = 1, int(array.id.get_storage_size() > 0)
+        if array.chunks is not None:
+            counts = map(math.ceil, np.divide(array.shape, array.chunks))
+            blocks, written = math.prod(counts), array.id.get_num_chunks()
+        if array.size and written < blocks:  # the library would return zeros
+            shape = list(array.shape)
+            raise ValueError(f"{written} of {blocks} blocks of {shape} were written")
         return array[()] if values else array
 
 
@@ -153,9 +123,6 @@ class ImageFeatures:
     image_id: str
     options: FeatureOptions = field(default=FeatureOptions(), compare=False)
     file: Hdf5File | None = None
-
-    def __str__(self) -> str:
-        return self.place
 
     @property
     def where(self) -> str:
@@ -198,33 +165,24 @@ class ImageFeatures:
 
 
 def features_of(
-    rows: Sequence[Row], root: str | Path, options: FeatureOptions
-) -> list[ImageFeatures]:
-    """Features of N rows (``image_id``, ``image``), not yet read; they may turn out missing.
+    row: Row,
+    root: str | Path,
+    options: FeatureOptions = FeatureOptions(),
+    file: Hdf5File | None = None,
+) -> ImageFeatures:
+    """Features of a row (``image_id``, ``image``), not yet read; they may turn out missing.
 
-    ``root`` is a folder, or an HDF5 file of any name.
+    They are in the folder ``root``, or in ``file``.
     """
-    file = Hdf5File(Path(root)) if os.path.isfile(root) else None
-    pattern = options.pattern or "{image_id}"
-    if file is not None and options.pattern is None:
-        usual = (
-            key
-            for row in rows
-            for key in HDF5_PATTERNS
-            if file.dataset(fill_pattern(key, row)) is not None
-        )
-        pattern = next(usual, HDF5_PATTERNS[0])
-    found = []
-    for row in rows:
-        place = fill_pattern(pattern, row)
-        if file is None:
-            place = os.path.join(root, place)
-            is_npy = not os.path.isfile(f"{place}.npz") and os.path.isfile(
-                f"{place}.npy"
-            )
-            place += ".npy" if is_npy else ".npz"
-        found.append(ImageFeatures(place, row["image_id"], options, file))
-    return found
+    image: Any = row.get("image")
+    photo = Path(image if isinstance(image, str | Path) else "")
+    place = options.pattern.replace("{image_id}", row["image_id"])
+    place = place.replace("{stem}", photo.stem).replace("{folder}", photo.parent.name)
+    if file is None:
+        place = os.path.join(root, place)
+        is_npy = os.path.isfile(f"{place}.npy") and not os.path.isfile(f"{place}.npz")
+        place += ".npy" if is_npy else ".npz"
+    return ImageFeatures(place, row["image_id"], options, file)
 
 
 def as_image_features(features: Any, image_id: str) -> ImageFeatures:
@@ -278,8 +236,8 @@ def pad_features(
     regions.
     """
     import torch
+    from torch.nn.utils.rnn import pad_sequence
 
     tensors = [torch.as_tensor(item, dtype=torch.float32) for item in features]
-    lengths = torch.tensor([len(tensor) for tensor in tensors])
-    mask = torch.arange(int(lengths.max()))[None, :] < lengths[:, None]
-    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True), mask
+    real = [torch.ones(len(tensor), dtype=torch.bool) for tensor in tensors]
+    return pad_sequence(tensors, True), pad_sequence(real, True)

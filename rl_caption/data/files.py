@@ -5,10 +5,14 @@ strings.
 import hashlib
 import json
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from rewards.base import naming
 from rewards.files import atomic_write
@@ -30,6 +34,13 @@ class Captions(dict[str, str]):
     """The key that identifies images in the file; references are looked up by the same key."""
     sha256: str = ""
     """Of the file that they were read from."""
+
+
+class _Caption(TypedDict):
+    caption: str
+
+
+_SomeCaptions = Annotated[list[_Caption], Field(min_length=1)]
 
 
 class References(dict[str, list[str]]):
@@ -60,24 +71,19 @@ def read_captions(path: str | Path) -> Captions:
     path = captions_file(path)
     data = Path(path).read_bytes()
     captions.sha256 = hashlib.sha256(data).hexdigest()
-    content = parse_file(data, path)
-    if isinstance(content, dict) and "caption" not in content:
-        content = [{"image_id": key, "caption": text} for key, text in content.items()]
-    rows = content if isinstance(content, list) else [content]
-    check_type(rows, list[dict], str(path), DataError)
-    if rows and "image_id" not in rows[0] and "image_name" in rows[0]:
+    rows = parse_file(data, path)
+    if isinstance(rows, dict) and "caption" not in rows:
+        rows = [{"image_id": key, "caption": text} for key, text in rows.items()]
+    elif isinstance(rows, dict):
+        rows = [rows]
+    check_type(rows, _SomeCaptions, str(path))
+    if "image_id" not in rows[0] and "image_name" in rows[0]:
         captions.by = "image_name"
     ids = []
     for index, row in enumerate(rows):
-        where = f"{path}, [{index}]"
         key = "image" if row.get(captions.by) is None else captions.by
-        ids.append(_id(row.get(key), f"{where}.{key}"))
-        check_type(row.get("caption"), str, f"{where}.caption", DataError)
+        ids.append(_id(row.get(key), f"{path}, [{index}].{key}"))
         captions[ids[-1]] = row["caption"]
-    if not captions:
-        raise DataError(
-            f"{path} has no captions: expected objects with image_id, caption"
-        )
     _refuse(_doubled(ids), "captioned more than once", path)
     return captions
 
@@ -115,23 +121,20 @@ def read_references(
     Raises:
         DataError: another format, a repeated key or image, an empty reference, or an unknown split.
     """
-    annotated = list(_annotated(parse_file(Path(path).read_bytes(), path), path, by))
-    named = dict.fromkeys(image.split for image in annotated if image.split)
-    if not named and not has_splits:
-        split = None
-    wanted = ("train", "") if named and split == "train" else (split,)
-    chosen = [image for image in annotated if split is None or image.split in wanted]
-    if not chosen:
+    every = list(_annotated(parse_file(Path(path).read_bytes(), path), path, by))
+    annotated = every
+    named = dict.fromkeys(image.split for image in every if image.split)
+    if split is not None and (named or has_splits):
+        wanted = ("train", "") if named and split == "train" else (split,)
+        annotated = [image for image in every if image.split in wanted]
+    if not annotated:
         raise DataError(f"{path} has no split {split!r}: it has {[*named]}")
-    ids = [
-        _id(image.image_id, f"{path}, id of image {index}")
-        for index, image in enumerate(chosen)
-    ]
-    references = References()
-    for image_id, image in zip(ids, chosen, strict=True):
-        where = f"{path}: captions of image {shown(image_id)}"
-        check_type(image.captions, list[str], where, DataError)
-        references[image_id] = list(image.captions)
+    references, ids = References(), []
+    for index, image in enumerate(annotated):
+        ids.append(_id(image.image_id, f"{path}, id of image {index}"))
+        where = f"{path}: captions of image {shown(ids[-1])}"
+        check_type(image.captions, list[str], where)
+        references[ids[-1]] = list(image.captions)
     if not any(references.values()):
         raise DataError(f"{path} has no references of any image")
     _refuse(_doubled(ids), "listed more than once", path)
@@ -139,9 +142,9 @@ def read_references(
         name for name, texts in references.items() if not all(map(str.strip, texts))
     ]
     _refuse(empty, "with an empty reference", path)
-    every = {str(image.image_id): image.file for image in annotated}
-    references.elsewhere = frozenset(every) - references.keys()
-    references.images = {name: file for name, file in every.items() if file}
+    files = {str(image.image_id): image.file for image in every}
+    references.elsewhere = frozenset(files) - references.keys()
+    references.images = {name: file for name, file in files.items() if file}
     return references
 
 
@@ -157,7 +160,7 @@ class _Annotated(NamedTuple):
 
 def _annotated(content: Any, path: str | Path, by: IdKey) -> Iterator[_Annotated]:
     """Yield the images of a parsed file, whose layout is recognised by its keys."""
-    check_type(content, dict | list[dict], str(path), DataError)
+    check_type(content, dict | list[dict], str(path))
     is_line = isinstance(content, dict) and isinstance(content.get("image"), str)
     lines = [content] if is_line else content
     if isinstance(lines, list):
@@ -221,7 +224,7 @@ def references_for(
     missing = [image_id for image_id in ids if not references.get(image_id)]
     first = shown(next(iter(references), "none"))
     problem = f"captioned but without references (of images such as {first})"
-    _refuse(missing, problem, source, len(ids))
+    _refuse(missing, problem, source)
     return [list(references[image_id]) for image_id in ids]
 
 
@@ -245,15 +248,13 @@ def with_ids_of(
         if isinstance(path, str | Path)
     }
 
-    def known_id(image_id: str) -> str:
+    named = []
+    for image_id in captions:
         path = Path(image_id)
-        if image_id in known_ids or path.suffix.lower() not in IMAGE_SUFFIXES:
-            return image_id
-        return ids.get(os.path.abspath(path)) or next(
-            filter(known_ids.__contains__, _names_of(path)), image_id
-        )
-
-    named = [known_id(image_id) for image_id in captions]
+        if image_id not in known_ids and path.suffix.lower() in IMAGE_SUFFIXES:
+            known = filter(known_ids.__contains__, _names_of(path))
+            image_id = ids.get(os.path.abspath(path)) or next(known, image_id)
+        named.append(image_id)
     _refuse(_doubled(named), "captioned more than once", source)
     renamed = Captions(zip(named, captions.values(), strict=True))
     renamed.by, renamed.sha256 = captions.by, captions.sha256
@@ -264,8 +265,8 @@ def _names_of(path: Path) -> list[str]:
     """The ids that a file answers to: its name, its stem, and the number that ends the stem, if one
     does.
     """
-    digits = path.stem[len(path.stem.rstrip("0123456789")) :]
-    return [path.name, path.stem, *([str(int(digits))] if digits else [])]
+    number = re.search(r"0*([0-9]+)$", path.stem)
+    return [path.name, path.stem, *(number.groups() if number else ())]
 
 
 def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
@@ -287,9 +288,9 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
         ways = enumerate((os.path.abspath(image_id), *[image_id] * 4))
         found[image_id] = next((files_by[way] for way in ways if way in files_by), [])
     missing = [image_id for image_id in ids if not found[image_id]]
-    _refuse(missing, "without a file here that is named like the id", root, len(ids))
+    _refuse(missing, "without a file here that is named like the id", root)
     several = [image_id for image_id in ids if len(found[image_id]) > 1]
-    _refuse(several, "with more than one file that is named like it", root, len(ids))
+    _refuse(several, "with more than one file that is named like it", root)
     return [found[image_id][0] for image_id in ids]
 
 
@@ -319,17 +320,12 @@ def _doubled(ids: Sequence[str]) -> list[str]:
 
 
 def _id(value: Any, where: str) -> str:
-    check_type(value, int | str, where, DataError)
+    check_type(value, int | str, where)
     return str(value)
 
 
-def _refuse(
-    image_ids: Sequence[str],
-    problem: str,
-    path: str | Path,
-    total: int | None = None,
-) -> None:
+def _refuse(image_ids: Sequence[str], problem: str, path: str | Path) -> None:
     if image_ids:
         first = ", ".join(map(shown, dict.fromkeys(image_ids[:SHOWN])))
-        count = len(image_ids) if total is None else f"{len(image_ids)} of {total}"
+        count = len(image_ids)
         raise DataError(f"{path}: {count} images are {problem} (first: {first})")

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,22 +43,18 @@ def fingerprint(splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, 
         digests, count = {aspect: hashlib.blake2b(digest_size=8) for aspect in PARTS}, 0
         for row in rows:
             count += 1
-            paths = dict.fromkeys(
-                path for key in FILES for path in _files(row.get(key))
-            )
-            files = [(path.name, _stat(path)) for path in paths]
+            paths = chain.from_iterable(_files(row.get(key)) for key in FILES)
+            files = [(path.name, *size_and_time(path)) for path in dict.fromkeys(paths)]
             content = {
                 "ids": row["image_id"],
                 "texts": [row.get(key) for key in TEXTS],
-                "files": [(name, size) for name, (size, _) in files],
-                "times": [time for _, (_, time) in files],
+                "files": [(name, size) for name, size, _ in files],
+                "times": [time for *_, time in files],
             }
             for aspect, values in content.items():
                 digests[aspect].update(json.dumps(values).encode())
-        hashes |= {
-            f"{split} {aspect}": f"{count} rows {digest.hexdigest()}"
-            for aspect, digest in digests.items()
-        }
+        for aspect, digest in digests.items():
+            hashes[f"{split} {aspect}"] = f"{count} rows {digest.hexdigest()}"
     return hashes
 
 
@@ -67,10 +64,13 @@ def changes(
     """``NAME: BEFORE -> NOW`` of what differs between two fingerprints: in data, and in times
     alone.
     """
-    odd = [name for name in now if before.get(name) != now[name]]
-    said = {name: f"{name}: {before.get(name)} -> {now[name]}" for name in odd}
-    data = [said[name] for name in odd if not name.endswith(TIMES)]
-    return data, [said[name] for name in odd if name.endswith(TIMES)]
+    data: list[str] = []
+    times: list[str] = []
+    for name in now:
+        if before.get(name) != now[name]:
+            changed = times if name.endswith(TIMES) else data
+            changed.append(f"{name}: {before.get(name)} -> {now[name]}")
+    return data, times
 
 
 def _files(value: Any) -> Iterator[Path]:
@@ -78,8 +78,7 @@ def _files(value: Any) -> Iterator[Path]:
     if isinstance(value, str | Path):
         yield Path(value)
     elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _files(item)
+        yield from chain.from_iterable(map(_files, value))
     elif isinstance(value, ImageFeatures):
         yield Path(value.place)
         if value.file is not None:
@@ -89,7 +88,7 @@ def _files(value: Any) -> Iterator[Path]:
         yield from sorted(path.iterdir()) if path.is_dir() else [path]
 
 
-def _stat(path: Path) -> tuple[int, int]:
+def size_and_time(path: str | Path) -> tuple[int, int]:
     """Size in bytes, and time of change in seconds; zeros where there is no file."""
     try:
         status = os.stat(path)

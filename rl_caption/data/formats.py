@@ -12,8 +12,9 @@ The hub, Parquet, CSV, imagefolders and webdataset's tar shards are read by the 
 
 from __future__ import annotations
 
+import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -28,14 +29,13 @@ from rl_caption.data.base import (
     RowView,
     Splits,
 )
+from rl_caption.data.features import FeatureOptions, Hdf5File, features_of
 from rl_caption.data.rows import (
     FILE_KEYS,
     ROW_KEYS,
-    STANDARD_SPLITS,
+    by_split,
     check_keys,
     read_row,
-    renamed_columns,
-    split_name,
     standard_split,
 )
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code
@@ -64,8 +64,6 @@ KEYS = (
     "image_extension",
     "flatten",
     "columns",
-    "features_root",
-    "features_kwargs",
 )
 """Keys of ``data`` that are options of some formats."""
 LOADERS = {".parquet": "parquet", ".csv": "csv", ".tar": "webdataset"}
@@ -110,6 +108,8 @@ def build_data(config: DataConfig) -> Splits:
         if callable(target):
             data, name = target(**_options(config)), path or name
         data = rows_of(data, name, checked=config.target is None)
+        if config.features_root is not None:
+            data = with_features(data, config.features_root, config.features_kwargs)
     if config.num_frames is not None:
         data = _map_rows(data, partial(_video, config.num_frames))
     return _map_rows(data, _long) if config.long_captions else data
@@ -166,13 +166,10 @@ def hub(
     library = datasets.exceptions.DatasetsError
     unloadable = (OSError, ValueError, ArrowException, library)
     with naming(f"data.path {path!r} cannot be loaded", unloadable, DataError):
-        if splits is None:
-            tables = datasets.load_dataset(**options)
-        else:
-            tables = {
-                split: datasets.load_dataset(**options, split=there)
-                for split, there in splits.items()
-            }
+        asked = None if splits is None else [*splits.values()]
+        tables = datasets.load_dataset(**options, split=asked)
+    if splits is not None:
+        tables = dict(zip(splits, tables, strict=True))
     return _rows_of_tables(tables, path, columns, image_root or "", splits is None)
 
 
@@ -190,29 +187,30 @@ def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Split
     """
     if isinstance(source, Splits):
         return source
-    tables = source if isinstance(source, Mapping) else {"train": source}
-    if all(hasattr(table, "select_columns") for table in tables.values()):
+    parts = source if isinstance(source, Mapping) else {"": source}
+    if all(hasattr(part, "select_columns") for part in parts.values()):
+        tables = {part or "train": table for part, table in parts.items()}
         return _rows_of_tables(tables, name)
-    # Rows of a generator are kept as bytes: millions of them take what their texts take.
-    groups: dict[str, list[Any]] = {split: [] for split in STANDARD_SPLITS}
-    for part, items in tables.items():
-        in_part = "" if items is source else f", split {part!r}"
-        for index, item in enumerate(items):
-            if checked:
-                split, row = item.pop("split"), item
-            else:
-                where = f"{name}{in_part}, row {index}"
-                number = f"{part}/{index}" if in_part else f"{index}"
-                split, row = read_row(item, where, keys=ROW_KEYS, number=number)
-            kept = row if isinstance(items, Sequence) else pickle.dumps(row)
-            groups.setdefault(part if in_part else split, []).append(kept)
-    splits = {split: RowView(rows, _kept_row) for split, rows in groups.items() if rows}
-    if not splits:
-        raise DataError(f"{name} holds no images")
-    return Splits(splits, name)
+
+    def rows() -> Iterator[tuple[str, Any]]:
+        """Yield split and row; those of a generator as bytes: millions of them take what their
+        texts take.
+        """
+        for part, items in parts.items():
+            where = f"{name}, split {part!r}" if part else name
+            is_listed = isinstance(items, Sequence)
+            for index, item in enumerate(items):
+                if checked:
+                    split, row = item.pop("split"), item
+                else:
+                    number, place = f"{part}/{index}", f"{where}, row {index}"
+                    split, row = read_row(item, place, keys=ROW_KEYS, number=number)
+                yield part or split, row if is_listed else pickle.dumps(row)
+
+    return _map_rows(by_split(rows(), name), _kept_row)
 
 
-def _kept_row(_: int, row: Any) -> Row:
+def _kept_row(row: Any) -> Row:
     return cast(Row, pickle.loads(row) if isinstance(row, bytes) else row)
 
 
@@ -234,90 +232,85 @@ def _rows_of_tables(
     """
     import datasets
 
-    groups: dict[str, list[tuple[RowView, int]]] = {}
-    for part, table in tables.items():
-        where, part_split = f"{source}, split {part!r}", standard_split(part)
-        for name, kind in table.features.items():
-            if isinstance(kind, datasets.Image):
-                table = table.cast_column(name, datasets.Image(decode=False))
-        named = dict(columns or {})
-        if columns is None:
-            check_keys(table.column_names, FILE_KEYS, where)
-            found = [name for name in FILE_KEYS if name in table.column_names]
-            named = {name: name for name in ("image", "references", *found)}
-        split = named.pop("split", None)
-        images, column = None, named.get("image", "")
-        is_stored = column in table.column_names
-        if is_stored and getattr(table.features[column], "dtype", "") != "string":
-            images = table.select_columns([column])
-            table = table.remove_columns([column])
-        how = (where, part_split, named, images, image_root)
-        rows = RowView(table, partial(_read, *how))
-        for index in range(len(table)):
-            name = part_split
-            if split is not None and by_column:
-                place = f"{where}, row {index}"
-                values = renamed_columns(table[index], {"split": split}, place)
-                name = split_name(values["split"], place)
-            groups.setdefault(name, []).append((rows, index))
-    if not groups:  # a table of images alone has no rows without them
-        raise DataError(f"{source} has no rows, or no column beside the images")
-    views = {split: RowView(places, _row_at) for split, places in groups.items()}
-    return Splits(views, source)
+    def places() -> Iterator[tuple[str, Any]]:
+        """Yield the split and the place of each row, and read no more of it."""
+        for part, table in tables.items():
+            where, names = f"{source}, split {part!r}", table.column_names
+            if columns is None:
+                check_keys(names, FILE_KEYS, where)
+            named = dict(columns or {name: name for name in FILE_KEYS if name in names})
+            if not by_column:
+                named.pop("split", None)
+            for name, kind in table.features.items():
+                if isinstance(kind, datasets.Image):
+                    table = table.cast_column(name, datasets.Image(decode=False))
+            images, column = None, named.get("image")
+            kind = table.features.get(column)
+            if kind is not None and "string" not in getattr(kind, "dtype", ""):
+                images = table.select_columns([column])
+                table = table.remove_columns([column])
+            split = standard_split(part)
+            how = (table, images, where, split, named, image_root)
+            for index in range(len(table)):
+                place = (how, index)
+                yield _read(place)[0] if "split" in named else split, place
+
+    return _map_rows(by_split(places(), source), _row_at)
 
 
-def _row_at(_: int, place: tuple[RowView, int]) -> Row:
-    rows, index = place
-    return rows[index]
+def _row_at(place: Any) -> Row:
+    return _read(place)[1]
 
 
-def _read(
-    where: str,
-    split: str,
-    columns: Mapping[str, str],
-    images: Any,
-    image_root: str,
-    index: int,
-    item: Any,
-) -> Row:
-    """A row of a table; an image in the table ``images`` stays there, undecoded."""
-    where = f"{where}, row {index}"
+def _read(place: Any) -> tuple[str, Row]:
+    """Split and row of a table; an image in the table ``images`` stays there, undecoded."""
+    (table, images, where, split, columns, image_root), index = place
+    where, item = f"{where}, row {index}", table[index]
     if images is not None:
         (column,) = images.column_names
-        item[column] = LazyImage(where, images, index, image_root)
+        item[column] = LazyImage(where, images, index)
     if "__key__" in item:  # webdataset: texts are files, which end with a line feed
         for key, value in item.items():
             item[key] = value.strip() if isinstance(value, str) else value
-    return read_row(item, where, image_root, columns, number=f"{split}/{index}")[1]
+    return read_row(item, where, image_root, columns, number=f"{split}/{index}")
 
 
-def _map_rows(data: Splits, make: Callable[[int, Row], Row]) -> Splits:
-    """A dataset whose rows are ``make(index, row)``, applied when a row is accessed."""
+def _map_rows(data: Splits, make: Callable[[Any], Row]) -> Splits:
+    """A dataset whose rows are made by ``make`` when they are accessed."""
     views = {split: RowView(rows, make) for split, rows in data.items()}
     return Splits(views, data.source)
 
 
-def _video(num_frames: int, _: int, row: Row) -> Row:
+def with_features(data: Splits, root: str | Path, options: Mapping[str, Any]) -> Splits:
+    """The rows with their ``features``, which are in a folder or an HDF5 file of any name.
+
+    ``options`` are arguments of ``FeatureOptions``.
+    """
+    file = Hdf5File(Path(root)) if os.path.isfile(root) else None
+    how = {"root": root, "options": FeatureOptions(**options), "file": file}
+    return _map_rows(data, partial(_with_features, how))
+
+
+def _with_features(how: Mapping[str, Any], row: Row) -> Row:
+    return {**row, "features": features_of(row, **how)}
+
+
+def _video(num_frames: int, row: Row) -> Row:
     """Replace a row's video file by ``num_frames`` of its frames."""
-    if "image" not in row:
-        return row
-    return {**row, "image": video_frames(cast(str, row["image"]), num_frames)}
+    return {**row, "image": video_frames(cast(str, row.get("image")), num_frames)}
 
 
-def _long(_: int, row: Row) -> Row:
+def _long(row: Row) -> Row:
     """Make the long description of a row its only reference; the others become
     ``short_references``.
 
     Drops the columns ``BY_REFERENCE``. Raises ``DataError`` where there is no long description.
     """
-    description = row.get("long_reference", "")
+    image_id, description = row["image_id"], row.get("long_reference", "")
     if not description.strip():
         raise DataError(
-            f"image {row['image_id']!r} has no long_reference, which data.long_captions makes its "
-            "caption"
+            f"image {image_id!r} has no long_reference, which data.long_captions makes its caption"
         )
-    long_row: Any = {
-        name: value for name, value in row.items() if name not in BY_REFERENCE
-    }
-    long_row |= {"references": [description], "short_references": row["references"]}
-    return long_row  # type: ignore[no-any-return]
+    kept = {key: value for key, value in row.items() if key not in BY_REFERENCE}
+    long = {"references": [description], "short_references": row["references"]}
+    return cast(Row, kept | long)

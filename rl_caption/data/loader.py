@@ -89,11 +89,10 @@ def micro_batches(
     """
     size = batch_size // processes
     for step in itertools.count(first_step):
-        indices = step_indices(num_rows, batch_size, step, seed)[
-            rank * size : (rank + 1) * size
-        ]
+        indices = step_indices(num_rows, batch_size, step, seed)
+        mine = [(index, step) for index in indices[rank * size : (rank + 1) * size]]
         for start in range(0, size, micro_batch_size):
-            yield [(index, step) for index in indices[start : start + micro_batch_size]]
+            yield mine[start : start + micro_batch_size]
 
 
 def micro_batch_size(
@@ -107,16 +106,14 @@ def micro_batch_size(
             f"train.batch_size {batch_size} is not a multiple of the {processes} processes"
         )
     images = batch_size // processes
-    if micro_batch_size is None:
-        return images
-    if micro_batch_size < 1 or images % micro_batch_size:
+    size = micro_batch_size or images
+    if images % size:
         fitting = [size for size in range(1, images + 1) if images % size == 0]
         raise ConfigError(
-            f"train.micro_batch_size {micro_batch_size} does not divide the {images} images of a "
-            f"process "
+            f"train.micro_batch_size {size} does not divide the {images} images of a process "
             f"(train.batch_size {batch_size} / {processes} processes): use one of {fitting}"
         )
-    return micro_batch_size
+    return size
 
 
 def augment(
@@ -157,6 +154,7 @@ def augment(
     return pixels.clone()
 
 
+@dataclass
 class Collate:
     """Collate rows to a ``CaptionBatch`` on the CPU.
 
@@ -170,28 +168,21 @@ class Collate:
         seed: of the draws.
     """
 
-    def __init__(
-        self,
-        captioner: Captioner,
-        max_target_tokens: int | None = None,
-        captions_per_image: int | None = None,
-        augmentations: Sequence[str] = (),
-        seed: int = 0,
-    ) -> None:
-        unknown = sorted(set(augmentations) - set(AUGMENTATIONS))
+    captioner: Captioner
+    max_target_tokens: int | None = None
+    captions_per_image: int | None = None
+    augmentations: Sequence[str] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        unknown = sorted(set(self.augmentations) - set(AUGMENTATIONS))
         if unknown:
             raise ConfigError(f"data.augment has {unknown}: expected {AUGMENTATIONS}")
-        if augmentations and not captioner.augmentable:
+        if self.augmentations and not self.captioner.augmentable:
             raise ConfigError(
-                f"data.augment is {list(augmentations)}: the model's processor cuts images into "
-                f"patches or crops, "
+                "data.augment is set, and the model's processor cuts images into patches or crops, "
                 "which cannot be augmented: leave it out"
             )
-        self.captioner = captioner
-        self.max_target_tokens = max_target_tokens
-        self.captions_per_image = captions_per_image
-        self.augmentations = augmentations
-        self.seed = seed
 
     def __call__(self, items: Sequence[tuple[Row, int]]) -> CaptionBatch:
         """Make a batch from (row, step) pairs."""
@@ -210,10 +201,8 @@ class Collate:
         if self.max_target_tokens is None:
             return CaptionBatch(rows, inputs)
         chosen = [self._choose(row["references"], step) for row, step in items]
-        targets, mask = encode_targets(
-            self.captioner, chosen, self.max_target_tokens, rows
-        )
-        return CaptionBatch(rows, inputs, targets, mask)
+        targets = encode_targets(self.captioner, chosen, self.max_target_tokens, rows)
+        return CaptionBatch(rows, inputs, *targets)
 
     def _choose(self, references: list[str], step: int) -> list[str]:
         count = self.captions_per_image
@@ -229,7 +218,7 @@ def encode_targets(
     captioner: Captioner,
     references: list[list[str]],
     max_tokens: int,
-    rows: Sequence[Row] | None = None,
+    rows: Sequence[Row],
 ) -> tuple[Tensor, Tensor]:
     """Encode the references of B images: token ids [B, C, L], and the mask [B, C, L] of the tokens
     to learn.
@@ -237,10 +226,9 @@ def encode_targets(
     C is the largest number of references of an image; shorter lists are filled with padding.
     ``rows`` [B] have the prompts.
     """
-    owners = rows if rows is not None else [None] * len(references)
     encoded = [
         captioner.encode(captions, max_tokens, row)
-        for captions, row in zip(references, owners, strict=True)
+        for captions, row in zip(references, rows, strict=True)
     ]
     count = max(map(len, encoded))
     flat: list[Tensor] = []
@@ -249,20 +237,12 @@ def encode_targets(
         flat += [torch.tensor(ids, dtype=torch.long) for ids in padded]
     shape = (len(encoded), count, -1)
     targets = pad_sequence(flat, True, captioner.pad_token_id).view(shape)
-    lengths = torch.tensor([len(ids) for ids in flat]).view(shape)
-    mask = torch.arange(targets.shape[-1]) < lengths
+    mask = pad_sequence([ids >= 0 for ids in flat], True).view(shape)
     return targets, mask & ~torch.isin(targets, torch.tensor(captioner.forbidden))
 
 
-class _Keys(Dataset):
-    """Gives back the (row index, step) that it is asked for: ``_Fetch`` reads the rows."""
-
-    def __getitem__(self, key: tuple[int, int]) -> tuple[int, int]:
-        return key
-
-
 @dataclass
-class _Fetch:
+class _MicroBatches(Dataset):
     """Makes a micro-batch of (row index, step) pairs, in a worker or not.
 
     An error that a user can mend is returned: a ``DataLoader`` would put the traceback of the
@@ -274,15 +254,13 @@ class _Fetch:
     targets: Mapping[str, str]
     """``TARGETS``, which a worker need not know."""
 
-    def __call__(self, keys: Sequence[tuple[int, int]]) -> Batch | Exception:
+    def __getitem__(self, keys: Sequence[tuple[int, int]]) -> Batch | Exception:
         try:
             with errors_of_user_code(self.targets):
                 return self.collate([(self.rows[index], step) for index, step in keys])
         except (UserError, RewardError) as error:
             return error
-        except (
-            OSError
-        ) as error:  # whose classes need not survive the way out of a worker
+        except OSError as error:  # its class need not survive the way out of a worker
             return DataError(str(error))
 
 
@@ -299,14 +277,13 @@ def row_loader(
     """
     batches: Any = iter(
         DataLoader(
-            _Keys(),
-            batch_sampler=order,
-            collate_fn=_Fetch(rows, collate, TARGETS),
+            _MicroBatches(rows, collate, TARGETS),
+            batch_size=None,
+            sampler=order,  # type: ignore[arg-type]
             num_workers=num_workers,
             # A generator of its own: otherwise every new iterator would advance the global random
             # state.
             generator=torch.Generator(),
-            persistent_workers=False,
             worker_init_fn=_leave_signals_to_the_training if num_workers else None,
             pin_memory=torch.cuda.is_available(),
         )
@@ -314,9 +291,8 @@ def row_loader(
     try:
         yield map(_raise_errors, batches)
     finally:
-        if (
-            num_workers
-        ):  # they ignore signals: after an error, Python would wait for them for ever
+        if num_workers:
+            # They ignore signals: after an error, Python would wait for them for ever.
             batches._shutdown_workers()
 
 

@@ -7,8 +7,9 @@ import re
 import sys
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,10 +20,12 @@ from typing_extensions import TypedDict
 from rewards.base import naming
 from rewards.files import unique_keys
 from rl_caption.data.base import SHOWN, DataError
-from rl_caption.runtime.options import check_type as check_type
+from rl_caption.runtime import options
 from rl_caption.runtime.options import shown as shown
 
 T = TypeVar("T")
+check_type = partial(options.check_type, error=DataError)
+"""Check that a value has a type (``rewards.options.check_type``). Raises ``DataError``."""
 SPECIAL_TOKENS = re.compile(
     r"</?(?:s|w|eos|bos|sos|pad|unk|mask|start|end|endoftext|image)>|<\|[^|<>\s]{1,40}\|>|<extra_id_\d+>"
     r"|<(?:start|end)_of_\w+>|\[(?:sep|cls|pad|unk|mask|eos|bos|dec|enc|/?inst)\]|(?<!\S)##\w|[ĠĊ▁]",
@@ -41,7 +44,9 @@ _MARKS = re.compile(r"[<\[#ĠĊ▁]")
 
 
 def _without_tokens(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object without ``tokens`` where it has ``raw``."""
+    """An object without ``tokens`` where it has ``raw``: they take most of the memory of Karpathy
+    JSON (0.9 GB for COCO).
+    """
     values = unique_keys(pairs)
     if values.get("raw") is not None:
         values.pop("tokens", None)
@@ -52,7 +57,7 @@ def parse_json(
     content: bytes | str,
     where: str | Path,
     error: type[Exception] = DataError,
-    drop_tokens: bool = False,
+    make_object: Callable[[Any], Any] = unique_keys,
 ) -> Any:
     """Parse JSON text in UTF-8, UTF-16 or UTF-32.
 
@@ -60,12 +65,10 @@ def parse_json(
         content: the text.
         where: the source, with which error messages begin.
         error: the exception to raise where it is not JSON, or an object repeats a key.
-        drop_tokens: drop ``tokens`` from objects with ``raw``, which take most of the memory of
-            Karpathy JSON (0.9 GB for COCO).
+        make_object: of the pairs of an object.
     """
-    pairs = _without_tokens if drop_tokens else unique_keys
     with naming(f"{where} is not JSON", (ValueError,), error):
-        return json.loads(content, object_pairs_hook=pairs)
+        return json.loads(content, object_pairs_hook=make_object)
 
 
 def parse_file(data: bytes, path: str | Path) -> Any:
@@ -75,7 +78,7 @@ def parse_file(data: bytes, path: str | Path) -> Any:
     first, _, rest = data.strip().partition(b"\n")
     if rest and first.startswith(b"{") and first.rstrip().endswith(b"}"):
         return [value for *_, value in json_lines(path, data.split(b"\n"))]
-    return parse_json(data, path, drop_tokens=True)
+    return parse_json(data, path, make_object=_without_tokens)
 
 
 def json_lines(
@@ -104,7 +107,7 @@ def read_json(file: Path, error: type[Exception], kind: Any = dict) -> Any:
     unreadable file.
     """
     content = parse_json(file.read_bytes(), file, error)
-    check_type(content, kind, str(file), error)
+    check_type(content, kind, str(file), error=error)
     return content
 
 
@@ -112,7 +115,7 @@ def read_yaml(file: Path, error: type[Exception], kind: Any = dict) -> Any:
     """Read a YAML file whose value has the type ``kind``. Raises as ``read_json`` does."""
     with naming(str(file), (yaml.YAMLError, ValueError), error):
         content = yaml.safe_load(file.read_bytes())
-    check_type(content, kind, str(file), error)
+    check_type(content, kind, str(file), error=error)
     return content
 
 
@@ -138,7 +141,7 @@ def read_log(
                 if number == len(lines):
                     return
                 raise
-            check_type(record, _Line, where, error)
+            check_type(record, _Line, where, error=error)
             yield where, record
 
 

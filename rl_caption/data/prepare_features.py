@@ -5,7 +5,7 @@ whose grids [H, W, D] are stored.
 import base64
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from rl_caption.data.base import DataError, Row
 from rl_caption.data.checks import check_row_images
 from rl_caption.data.features import check_width, write_features
 from rl_caption.data.files import write_json
+from rl_caption.data.fingerprint import size_and_time
 from rl_caption.data.plain_files import parse_json, progress
 from rl_caption.data.rows import karpathy
 from rl_caption.runtime.errors import ConfigError
@@ -62,11 +63,17 @@ def encode_features(config: Any) -> tuple[int, int]:
         "weights": fingerprint(network.state_dict()),
     }
     record = json.loads(json.dumps(record))  # tuples become lists
-    found = _stored_ids(out, record)
+    remove_leftovers(out)
+    made = {file.stem: size_and_time(file)[1] for file in out.glob("[!.]*.npz")}
+    stored = read_object(out / RECORD) if (out / RECORD).is_file() else {}
+    if made and stored != record:
+        raise ConfigError(
+            f"{out} has features of another encoder ({stored}); name another out"
+        )
     pending = [
         (name, path)
         for name, path in images.items()
-        if name not in found or _is_newer(path, out / f"{name}.npz")
+        if made.get(name, -1) < size_and_time(path)[1]
     ]
     if pending:
         rows = [Row(image_id=name, image=path, references=[]) for name, path in pending]
@@ -95,18 +102,14 @@ def _read_batch(
     return [name for name, _ in images], torch.stack(squares)
 
 
-def _is_newer(image: str, features: Path) -> bool:
-    """Whether an image was replaced after its features were made."""
-    return os.path.isfile(image) and os.path.getmtime(image) > features.stat().st_mtime
-
-
 def _images(config: Any) -> dict[str, str]:
     """Image id -> file, of a Karpathy JSON or a folder of images."""
     path = Path(config.data)
     if path.is_dir() and not any(path.glob("dataset*.json")):
         pairs = [(file.stem, str(file)) for file in sorted(list_images(path))]
     else:
-        data = karpathy(path, config.image_root, config.image_extension, config.flatten)
+        root = config.image_root or ""
+        data = karpathy(path, root, config.image_extension, config.flatten)
         rows = (row for split in config.splits or data for row in data[split])
         pairs = [(row["image_id"], str(row["image"])) for row in rows]
     images: dict[str, str] = {}
@@ -117,22 +120,6 @@ def _images(config: Any) -> dict[str, str]:
                 f"{path}: image {name!r} is {images[name]!r} and {file!r}: expected one"
             )
     return images
-
-
-def _stored_ids(folder: Path, record: Mapping[str, Any]) -> set[str]:
-    """Ids of the images whose features a folder holds.
-
-    Raises ``ConfigError`` unless the settings of ``record`` made them.
-    """
-    remove_leftovers(folder)
-    names = {file.stem for file in folder.glob("[!.]*.npz")}
-    file = folder / RECORD
-    stored = read_object(file) if file.is_file() else {}
-    if names and stored != record:
-        raise ConfigError(
-            f"{folder} has features of another encoder ({stored}); name another out"
-        )
-    return names
 
 
 def convert_tsv(

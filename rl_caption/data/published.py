@@ -8,6 +8,7 @@ read by ``data.format: jsonl`` with ``data.columns`` (docs/data.md).
 import math
 import os
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
@@ -35,13 +36,9 @@ Rows = Iterator[dict[str, Any]]
 """Rows (``rl_caption.data.base.Row``) with their ``split``."""
 
 
-class _Turn(TypedDict):
-    value: str
-
-
 class _Conversation(TypedDict):
     image: str
-    conversations: list[_Turn]
+    conversations: list[dict[str, str]]
 
 
 class _DenseImage(TypedDict):
@@ -56,7 +53,7 @@ class _Target(TypedDict):
 
 def coco(
     path: str | Path,
-    image_root: str | Path | None = None,
+    image_root: str | Path = "",
     split: str = "val",
     split_by: str | None = None,
 ) -> Rows:
@@ -67,8 +64,7 @@ def coco(
 
     Args:
         path: the JSON file.
-        image_root: the folder of the images, relative to the file's folder; None is that folder
-            itself.
+        image_root: the folder of the images, relative to the file's folder.
         split: name of the split.
         split_by: a key of the images whose values are the splits instead, such as ``domain`` of
             NoCaps (``in-domain``, ``near-domain``, ``out-domain``).
@@ -78,7 +74,7 @@ def coco(
             listed.
     """
     file = Path(path)
-    root = file.parent / (image_root or "")
+    root = file.parent / image_root
     for image, captions in coco_records(read_json(file, DataError), file):
         with naming(str(file), (KeyError, TypeError), DataError):
             place = os.path.join(root, image["file_name"])
@@ -92,7 +88,7 @@ def coco(
 
 def sharegpt4v(
     path: str | Path,
-    image_root: str | Path | None = None,
+    image_root: str | Path = "",
     val_images: Annotated[int, Field(ge=1, le=10**7)] = 1000,
 ) -> Rows:
     """Conversations of ShareGPT4V (Chen et al., ECCV 2024), of which the last turn is the
@@ -105,17 +101,16 @@ def sharegpt4v(
     Args:
         path: the JSON file, such as ``share-captioner_coco_lcs_sam_1246k_1107.json``.
         image_root: the folder that ``coco``, ``llava`` and ``sam`` are in, relative to the file's
-            folder; None is that folder itself.
+            folder.
         val_images: number of images in ``val``.
 
     Raises:
         DataError: the file is of another format.
     """
     file = Path(path)
-    root = file.parent / (image_root or "")
+    root = file.parent / image_root
     items = read_json(file, DataError, list[_Conversation])
-    described = [item for item in items if item["conversations"]]
-    for index, item in enumerate(described):
+    for index, item in enumerate(filter(itemgetter("conversations"), items)):
         description = item["conversations"][-1]["value"].replace("\n", " ")
         yield {
             "split": "val" if index < val_images else "train",
@@ -192,18 +187,18 @@ def images(path: str | Path, val_fraction: HeldOut = 0.01) -> Rows:
     followed.
     """
     root = Path(path)
-    folders = [
-        standard_split(folder.name) for folder in root.iterdir() if folder.is_dir()
-    ]
+    folders = map(standard_split, (path.name for path in root.glob("*/")))
     fraction = 0 if "val" in folders else val_fraction
     for file in progress(list_images(root), root.name, "image"):
         place = file.relative_to(root)
-        folder = standard_split(place.parts[0]) if len(place.parts) > 1 else ""
-        name = place.as_posix()
-        split = _held_out(
-            folder if folder in STANDARD_SPLITS else "train", name, fraction
-        )
-        yield {"split": split, "image_id": name, "image": str(file), "references": []}
+        folder, name = standard_split(place.parts[0]), place.as_posix()
+        split = folder if folder in STANDARD_SPLITS else "train"
+        yield {
+            "split": _held_out(split, name, fraction),
+            "image_id": name,
+            "image": str(file),
+            "references": [],
+        }
 
 
 def captions(
@@ -258,14 +253,11 @@ def _caption_lines(file: Path, column: int | None) -> Iterator[tuple[int, str]]:
             columns = line.rstrip("\r\n").split("\t")
             if not line.strip():
                 continue
-            if column not in range(len(columns)) and (
-                column is not None or len(columns) > 1
-            ):
-                raise DataError(
-                    f"{file}, line {number} has {len(columns)} columns, {shown(line)}, and "
-                    f"data.kwargs.column is {column}: say which is the caption, counted from 0"
-                )
-            yield number, columns[column or 0].strip()
+            place = f"{file}, line {number} has {len(columns)} columns, {shown(line)}"
+            asked = f"{place}: data.kwargs.column is {column}, counted from 0"
+            with naming(asked, (ValueError, IndexError), DataError):
+                (caption,) = columns if column is None else [columns[column]]
+            yield number, caption.strip()
 
 
 def caption_targets(path: str | Path, val_fraction: HeldOut = 0.05) -> Rows:
@@ -277,7 +269,7 @@ def caption_targets(path: str | Path, val_fraction: HeldOut = 0.05) -> Rows:
     """
     file = Path(path)
     for number, where, item in json_lines(file):
-        check_type(item, _Target, where, DataError)
+        check_type(item, _Target, where)
         caption = single_spaced(item["caption"])
         target = float(item["target"])
         if not caption or not math.isfinite(target):

@@ -16,7 +16,6 @@ from rewards.base import RewardError, naming
 from rewards.images import Renderable
 from rewards.language.caption_qa import ImageQuestion, check_questions
 from rl_caption.data.base import DataError, LazyImage, Row, Splits
-from rl_caption.data.features import FeatureOptions, features_of
 from rl_caption.data.plain_files import (
     check_type,
     json_lines,
@@ -72,13 +71,13 @@ def read_row(
     Raises:
         DataError: the row is wrong; the message begins with ``where`` and names the key.
     """
-    check_type(item, dict, where, DataError)
+    check_type(item, dict, where)
     if columns is not None:
         item = renamed_columns(item, columns, where)
     check_keys(item, keys, where)
     if item.get("image") is None and (number is None or "image_id" not in item):
         raise DataError(f"{where} has no 'image'")
-    check_type(item, _Values, where, DataError)
+    check_type(item, _Values, where)
     is_path = isinstance(item.get("image"), str | Path)
     row: Any = {key: item[key] for key in keys if key in item}
     split = split_name(row.pop("split", "train"), where)
@@ -89,11 +88,8 @@ def read_row(
     if "questions" in row:
         with naming(where, (RewardError,), DataError):
             check_questions(row["questions"], "questions")
-    if "negatives" in row and len(row["negatives"]) != len(row["references"]):
-        negatives = shown(row["negatives"])
-        raise DataError(
-            f"{where}: 'negatives' is {negatives}: expected a list for each reference"
-        )
+    if len(row.get("negatives", row["references"])) != len(row["references"]):
+        raise DataError(f"{where}: 'negatives' has not a list for each reference")
     return split, row
 
 
@@ -147,27 +143,24 @@ def renamed_columns(
     """
     values: dict[str, Any] = {}
     for name, column in columns.items():
-        if name not in FILE_KEYS:
-            raise DataError(f"data.columns has {name!r}: expected some of {FILE_KEYS}")
         absent = f"{where} has {', '.join(item)}: data.columns.{name} is {column!r}"
         with naming(absent, (KeyError, ValueError, IndexError, TypeError), DataError):
             value = column.format_map(item) if "{" in column else _value(item, column)
         if name in ("references", "positive_captions", "positive_images"):
-            texts = value if isinstance(value, list) else [value]
+            value = value if isinstance(value, list) else [value]
             value = [
-                text.get("raw", text) if isinstance(text, dict) else text
-                for text in texts
+                one.get("raw", one) if isinstance(one, dict) else one for one in value
             ]
         values[name] = value
     return values
 
 
-def _value(item: Mapping[str, Any], column: str) -> Any:
+def _value(item: Any, column: str) -> Any:
     """The value of a column, or of a key of the object in one: ``json.caption``."""
-    if column in item:
+    if column in item or "." not in column:
         return item[column]
-    first, dot, rest = column.partition(".")
-    return _value(item[first], rest) if dot else item[column]
+    first, _, rest = column.partition(".")
+    return _value(item[first], rest)
 
 
 def standard_split(name: str) -> str:
@@ -177,7 +170,7 @@ def standard_split(name: str) -> str:
     return split if split in STANDARD_SPLITS else name
 
 
-def split_name(name: object, where: str) -> str:
+def split_name(name: str, where: str) -> str:
     """The split of a row; ``restval`` (the rest of COCO's validation images) is ``train``.
 
     ``validation`` (``valid``, ``dev``) is ``val``. Any other name that is no misspelling, such as
@@ -187,58 +180,36 @@ def split_name(name: object, where: str) -> str:
         DataError: the name is misspelt; the message begins with ``where`` and says what is
             expected.
     """
-    split = standard_split(name) if isinstance(name, str) else ""
+    split = standard_split(name)
     if split in STANDARD_SPLITS:
         return "train" if split == "restval" else split
-    plain = split.strip().casefold()
+    plain = name.strip().casefold()
     near = _nearest(plain, (*STANDARD_SPLITS, *OTHER_NAMES))
     # What goes on after a known name, such as testA or val2, is no misspelling.
     is_misspelt = near and not plain.startswith(near)
     if not plain or plain in MISTAKEN or is_misspelt:
-        raise DataError(
-            f"{where}: the split is {shown(name)}: expected one of {STANDARD_SPLITS}, or another name"
-        )
+        expected = f"expected one of {STANDARD_SPLITS}, or another name"
+        raise DataError(f"{where}: the split is {shown(name)}: {expected}")
     return split
 
 
-def by_split(
-    rows: Iterable[tuple[str, Row]],
-    source: str | Path,
-    max_images: Mapping[str, int] | None = None,
-    features_root: str | Path | None = None,
-    features_kwargs: Mapping[str, Any] | None = None,
-) -> Splits:
+def by_split(rows: Iterable[tuple[str, Any]], source: str | Path) -> Splits:
     """Group ``(split, row)`` pairs: first the standard splits, then others in their order.
 
-    Args:
-        rows: the pairs.
-        source: the file in messages.
-        max_images: keep only the first rows of a split.
-        features_root: folder or HDF5 file of the rows' ``features``, if any.
-        features_kwargs: arguments of ``FeatureOptions``.
+    ``source`` is the file in messages.
     """
-    groups: dict[str, list[Row]] = {split: [] for split in STANDARD_SPLITS}
+    groups: dict[str, list[Any]] = {split: [] for split in STANDARD_SPLITS}
     for split, row in rows:
         groups.setdefault(split, []).append(row)
-    limits = max_images or {}
-    kept = {split: rows[: limits.get(split)] for split, rows in groups.items() if rows}
+    kept = {split: rows for split, rows in groups.items() if rows}
     if not kept:
-        raise DataError(f"{source} holds no images")
-    if features_root is not None:
-        every = [row for rows in kept.values() for row in rows]
-        options = FeatureOptions(**(features_kwargs or {}))
-        found = features_of(every, features_root, options)
-        for row, features in zip(every, found, strict=True):
-            row["features"] = features
+        raise DataError(f"{source} has no rows")
     return Splits(kept, source)
 
 
 def jsonl(
     path: str | Path,
-    image_root: str | Path | None = None,
-    features_root: str | Path | None = None,
-    max_images: dict[str, int] | None = None,
-    features_kwargs: dict[str, Any] | None = None,
+    image_root: str | Path = "",
     columns: dict[str, str] | None = None,
 ) -> Splits:
     """Read JSON lines, one image with its captions a line: the easiest format for one's own photos.
@@ -251,11 +222,7 @@ def jsonl(
     Args:
         path: the file, UTF-8.
         image_root: the folder that relative image paths start from, itself relative to the file's
-            folder; None is the file's folder.
-        features_root: the folder, or the HDF5 file, of region features; rows then carry
-            ``features``.
-        max_images: keep only the first rows of a split, such as ``{"train": 1000}``.
-        features_kwargs: how the features are stored and read, arguments of ``FeatureOptions``.
+            folder.
         columns: key of this format -> key of the file (``renamed_columns``), for files of another
             layout.
 
@@ -263,9 +230,9 @@ def jsonl(
         DataError: a line is wrong; the message names the file and the line.
     """
     file = Path(path)
-    root = file.parent / (image_root or "")
+    root = file.parent / image_root
     rows = (read_row(item, where, root, columns) for _, where, item in json_lines(file))
-    return by_split(rows, file, max_images, features_root, features_kwargs)
+    return by_split(rows, file)
 
 
 class _Sentence(TypedDict, total=False):
@@ -296,7 +263,7 @@ def karpathy_rows(
     """Yield the splits and rows of parsed Karpathy JSON; see ``karpathy``. Raises ``DataError`` for
     a wrong record or file.
     """
-    check_type(content, _Karpathy, str(path), DataError)
+    check_type(content, _Karpathy, str(path))
     for index, item in enumerate(content["images"]):
         where = f"{path}, images[{index}]"
         image_id = item.get("imgid") if item.get("cocoid") is None else item["cocoid"]
@@ -304,9 +271,8 @@ def karpathy_rows(
             raise DataError(f"{where} has no 'cocoid' or 'imgid'")
         references = []
         for sentence in item.get("sentences", []):
-            raw = sentence.get("raw")
-            text = " ".join(sentence.get("tokens", [])) if raw is None else raw
-            references.append(text)
+            words = sentence.get("tokens", [])
+            references.append(sentence.get("raw") or " ".join(words))
         name = item["filename"]
         if image_extension:
             name = os.path.splitext(name)[0] + image_extension
@@ -321,12 +287,9 @@ def karpathy_rows(
 
 def karpathy(
     path: str | Path,
-    image_root: str | Path | None = None,
+    image_root: str | Path = "",
     image_extension: str | None = None,
     flatten: bool = False,
-    features_root: str | Path | None = None,
-    max_images: dict[str, int] | None = None,
-    features_kwargs: dict[str, Any] | None = None,
 ) -> Splits:
     """Read Karpathy JSON, the format of COCO, Flickr8k, Flickr30k and UCM-Captions.
 
@@ -336,15 +299,10 @@ def karpathy(
 
     Args:
         path: the JSON file, or a folder that holds exactly one ``dataset*.json``.
-        image_root: the folder of the images, relative to the JSON file's folder; None is that
-            folder itself.
+        image_root: the folder of the images, relative to the JSON file's folder.
         image_extension: replaces the extension of every ``filename``, such as ``.jpg`` where the
             JSON says ``.tif``.
         flatten: leave out ``filepath``: all images lie in ``image_root``.
-        features_root: the folder, or the HDF5 file, of region features; rows then carry
-            ``features``.
-        max_images: keep only the first rows of a split, such as ``{"train": 1000}``.
-        features_kwargs: how the features are stored and read, arguments of ``FeatureOptions``.
 
     Raises:
         DataError: the file is not Karpathy JSON. Images are checked by ``check_data``, not here.
@@ -356,7 +314,7 @@ def karpathy(
             names = [file.name for file in files]
             raise DataError(f"{path} must hold one dataset*.json, found {names}")
         (file,) = files
-    root = file.parent / (image_root or "")
+    root = file.parent / image_root
     content = parse_file(file.read_bytes(), file)
     rows = karpathy_rows(content, file, root, image_extension, flatten)
-    return by_split(rows, file, max_images, features_root, features_kwargs)
+    return by_split(rows, file)

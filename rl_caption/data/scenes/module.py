@@ -73,7 +73,7 @@ class ScenesData(Splits):
         super().__init__(rows, "the generated world")
 
 
-def _row(options: tuple[Any, ...], index: int, _: int) -> Row:
+def _row(options: tuple[Any, ...], index: int) -> Row:
     """A row, whose references are the caller's own list."""
     row = _kept_row(*options, index)
     return {**row, "references": list(row["references"])}

@@ -49,15 +49,11 @@ def start(program: str, config: str, *overrides: str) -> str:
 def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("configs").symlink_to(REPOSITORY / "configs")
-    images, features = write_photos(Path("photos")), write_features(Path("regions"))
-    prepare(
-        "data/coco",
-        write_downloads(Path("downloads")),
-        images,
-        features,
-        {"dim": 2048},
-        subset=True,
-    )
+    photos, features = write_photos(Path("photos")), write_features(Path("regions"))
+    coco = write_downloads(Path("data/coco").absolute())
+    (coco / "images").symlink_to(photos.absolute())
+    (coco / "features").symlink_to(features.absolute())
+    prepare(coco, {"dim": 2048}, subset=True)
     student = Path("runs/lclip/dual/export/best")
     student.parent.mkdir(parents=True)
     tiny_student(student)

@@ -3,7 +3,6 @@ without it.
 """
 
 import json
-import os
 import pickle
 from pathlib import Path
 
@@ -25,18 +24,20 @@ def dataset(**rows):
 
 def photo(path, seed):
     """Write a JPEG of noise that is unlike that of any other seed."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    generator = np.random.default_rng(seed)
+    pixels = generator.integers(0, 256, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(path)
     return path
 
 
 def row(image_id, image):
-    return {"image_id": image_id, "image": image, "references": ["a dog"]}  # type: ignore[typeddict-item]
+    return {"image_id": image_id, "image": image, "references": ["a dog"]}
 
 
 def good_rows(folder, first, count):
+    numbers = range(first, first + count)
     return [
-        row(str(n), photo(folder / f"{n}.jpg", n)) for n in range(first, first + count)
+        row(str(number), photo(folder / f"{number}.jpg", number)) for number in numbers
     ]
 
 
@@ -50,10 +51,10 @@ def found(report):
 
 def both(data):
     """Check that ``fail`` raises the report that ``skip`` returns, and return it."""
-    report = check_data(data, data.splits, on_bad="skip", num_workers=2)
+    report = check_data(data, data.splits, on_bad="skip")
     with pytest.raises(DataError) as caught:
-        check_data(data, data.splits, on_bad="fail", num_workers=2)
-    assert str(report).startswith(f"{caught.value}\nleft out")
+        check_data(data, data.splits, on_bad="fail")
+    assert str(report) == str(caught.value)
     return report
 
 
@@ -68,13 +69,14 @@ def test_missing_corrupt_and_truncated_files(tmp_path):
     report = both(data)
     assert found(report) == {"missing images": 4, "unreadable images": 3}
     assert "6.jpg'" in report.problems["unreadable images"][1]
+    assert "3.jpg': No such file or directory, and 1 more" in str(report)
+    assert "leaves out: train 7 of 10 rows" in str(report)
     good = check_data(data, ["train"], on_bad="skip").good_rows_of(data)
     kept = pickle.loads(pickle.dumps(good))
     assert ids(kept, "train") == ["0", "8", "9"]
     assert ids(kept, "extra") == ["10", "11"]
-    assert found(check_data(data, ["train"], "skip", check_pixels=False)) == {
-        "missing images": 4
-    }, "only existence"
+    existing = check_data(data, ["train"], "skip", check_pixels=False)
+    assert found(existing) == {"missing images": 4}, "only existence"
     lost = dataset(val=[row("9", tmp_path / "nothing.jpg")])
     with pytest.raises(DataError):
         check_data(lost, ["val"], on_bad="skip")
@@ -83,40 +85,31 @@ def test_missing_corrupt_and_truncated_files(tmp_path):
 def test_empty_captions_and_images_without_references(tmp_path):
     rows = good_rows(tmp_path, 0, 4)
     rows[1]["references"] = ["a dog", "", "a cat", " , .\n"]
-    rows[1]["negatives"], rows[1]["positive_images"] = (
-        [["no dog"], ["?"], ["no cat"], ["!"]],
-        ["0.png", "1.png"],
-    )
+    rows[1]["negatives"] = [["no dog"], ["?"], ["no cat"], ["!"]]
+    rows[1]["positive_images"] = ["0.png", "1.png"]
     rows[2]["references"] = []
     rows[3]["references"] = [" ...", "--"]
     data = dataset(train=rows)
     report = both(data)
     assert found(report) == {"empty captions": 4, "images without references": 2}
     assert report.problems["empty captions"][1] == "train image '1', caption 4"
-    kept = report.good_rows_of(data).split("train")
-    assert [(item["image_id"], item["references"]) for item in kept] == [
-        ("0", ["a dog"]),
-        ("1", ["a dog", "a cat"]),
-    ]
-    assert kept[1]["negatives"] == [["no dog"], ["no cat"]], (
-        "entries go with their reference"
-    )
-    assert kept[1]["positive_images"] == ["0.png"]
+    first, second = report.good_rows_of(data).split("train")
+    assert (first["image_id"], first["references"]) == ("0", ["a dog"])
+    assert (second["image_id"], second["references"]) == ("1", ["a dog", "a cat"])
+    assert second["negatives"] == [["no dog"], ["no cat"]]
+    assert second["positive_images"] == ["0.png"]
     assert len(rows[1]["references"]) == 4, "the dataset itself must not change"
 
 
-def test_ids_are_text_and_of_duplicates_the_first_good_row_stays(tmp_path):
-    rows = [
-        *good_rows(tmp_path, 0, 2),
-        row("1", photo(tmp_path / "x.jpg", 8)),
-        row("1", photo(tmp_path / "y.jpg", 9)),
-    ]
+def test_of_duplicate_ids_the_first_good_row_stays(tmp_path):
+    rows = good_rows(tmp_path, 0, 2)
+    rows += [row("1", photo(tmp_path / f"{name}.jpg", name)) for name in (8, 9)]
     (tmp_path / "1.jpg").unlink()
     data = dataset(train=rows)
     report = both(data)
     assert found(report) == {"missing images": 1, "duplicate image ids in a split": 2}
     kept = report.good_rows_of(data).split("train")
-    assert [Path(str(item["image"])).name for item in kept] == ["0.jpg", "x.jpg"]
+    assert [Path(str(item["image"])).name for item in kept] == ["0.jpg", "8.jpg"]
 
 
 def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(tmp_path):
@@ -142,16 +135,19 @@ def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(tmp_path):
     assert not check_data(clean, clean.splits).problems
 
 
-def test_equal_images_under_other_names_and_formats_leak(tmp_path):
+def test_equal_images_under_other_names_formats_and_in_memory_leak(tmp_path):
     train, test = good_rows(tmp_path, 0, 3), good_rows(tmp_path, 3, 1)
     with Image.open(tmp_path / "2.jpg") as image:
         image.save(tmp_path / "copy.png")
     test.append(row("copy", tmp_path / "copy.png"))
+    train.append(row("red", Image.new("RGB", (4, 4), "red")))
+    test.append(row("also red", Image.new("RGB", (4, 4), "red")))
     data = dataset(test=test, train=train)
     report = both(data)
-    assert found(report) == {"equal images in two splits": 1}
+    assert found(report) == {"equal images in two splits": 2}
     clean = report.good_rows_of(data)
-    assert (ids(clean, "train"), ids(clean, "test")) == (["0", "1"], ["3", "copy"])
+    assert ids(clean, "train") == ["0", "1"]
+    assert ids(clean, "test") == ["3", "copy", "also red"]
 
 
 def test_images_of_training_in_a_split_that_is_not_used_are_named(tmp_path):
@@ -167,74 +163,57 @@ def test_images_of_training_in_a_split_that_is_not_used_are_named(tmp_path):
     expected = {checks.LEAKED_IDS: 1, checks.LEAKED_FILES: 1, checks.LEAKED_CONTENT: 2}
     assert found(report) == expected
     assert "'3' in train and test" in str(report)
-    assert [[*report.kept[split]] for split in ("train", "val")] == [[0, 4], [1]]
-    with pytest.raises(DataError, match=r"1\.jpg'"):
-        check_data(data, ["train", "val"])
+    assert [*report.kept["train"]] == [0, 4]
+    assert [*report.kept["val"]] == [1]
 
 
 def test_rows_of_other_splits_that_this_training_could_not_use_are_passed_over(
     tmp_path,
 ):
-    rows = [json.dumps({"image": str(photo(tmp_path / f"{n}.jpg", n)), "references": ["a dog"], "split": split} | more)
-            for n, (split, more) in enumerate([("train", {"long_reference": "a long dog"}), ("test", {})])]  # fmt: skip
-    (tmp_path / "data.jsonl").write_text("\n".join(rows))
-    data = build_data(
-        DataConfig(
-            format="jsonl", path=str(tmp_path / "data.jsonl"), long_captions=True
-        )
-    )
-    check_data(data, ["train"])
-
-
-def test_images_in_memory_leak_by_content():
-    red, blue = Image.new("RGB", (4, 4), "red"), Image.new("RGB", (4, 4), "blue")
-    data = dataset(train=[row("1", red), row("2", blue)], val=[row("4", red.copy())])
-    report = both(data)
-    assert found(report) == {"equal images in two splits": 1}
-    assert ids(report.good_rows_of(data), "train") == ["2"]
+    lines = []
+    for number, split in enumerate(("train", "test")):
+        image = str(photo(tmp_path / f"{number}.jpg", number))
+        lines.append({"image": image, "references": ["a dog"], "split": split})
+    lines[0]["long_reference"] = "a long dog"
+    path = tmp_path / "data.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)))
+    config = DataConfig(format="jsonl", path=str(path), long_captions=True)
+    check_data(build_data(config), ["train"])
 
 
 def test_features_are_checked_and_images_need_not_be_there(tmp_path):
     np.savez(tmp_path / "0.npz", features=np.ones((3, 4), np.float32))
-    np.save(tmp_path / "1.npy", np.ones((3, 5), np.float32))
-    np.save(tmp_path / "2.npy", np.ones((2, 4), np.float32))
-    rows = [row(str(number), tmp_path / f"{number}.jpg") for number in range(4)]
-    for item, name in zip(rows, ("0.npz", "1.npy", "2.npy", "3.npz"), strict=True):
+    np.save(tmp_path / "1.npy", np.ones(3, np.float32))
+    rows = [row(str(number), tmp_path / f"{number}.jpg") for number in range(3)]
+    for item, name in zip(rows, ("0.npz", "1.npy", "2.npz"), strict=True):
         item["features"] = str(tmp_path / name)
     data = dataset(train=rows)
     report = check_data(data, ["train"], on_bad="skip", check_images=False)
     assert found(report) == {"missing or unusable features": 2}
-    assert "1.npy): D is 5, others have 4" in report.problems[checks.BAD_FEATURES][0]
-    assert "No such file" in report.problems[checks.BAD_FEATURES][1]
-    assert ids(report.good_rows_of(data), "train") == ["0", "2"]
-    with pytest.raises(DataError, match="4 missing images"):
+    wrong, missing = report.problems[checks.BAD_FEATURES]
+    assert "1.npy): the shape is [3]" in wrong
+    assert "No such file" in missing
+    assert ids(report.good_rows_of(data), "train") == ["0"]
+    with pytest.raises(DataError, match="3 missing images"):
         check_data(data, ["train"])
 
 
 def test_cache_skips_what_is_known_and_sees_what_changed(tmp_path, monkeypatch):
-    files = [
-        ImageFile(str(photo(tmp_path / f"{number}.jpg", number))) for number in range(3)
-    ]
+    names = [tmp_path / f"{number}.jpg" for number in range(3)]
+    files = [ImageFile(str(photo(path, seed))) for seed, path in enumerate(names)]
     cache = tmp_path / "run" / "images.json"
     first = verify(files, cache=cache)
-    decoded = []
-    decode = ImageFile.check
-
-    def counted(file):
-        decoded.append(file)
-        return decode(file)
-
-    monkeypatch.setattr(ImageFile, "check", counted)
-    assert verify(files, cache=cache) == first
-    assert decoded == []
-    Path(files[1].path).write_bytes(b"damaged")
-    os.utime(files[2].path, ns=(1, 1))
-    Path(files[0].path).unlink()
-    second = verify(files, cache=cache)
-    assert decoded == files[1:]
-    assert second[files[0]].missing
-    assert second[files[1]].error
-    assert second[files[2]] == first[files[2]]
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageFile, "check", None)
+        assert verify(files, cache=cache) == first
+    names[0].unlink()
+    names[1].write_bytes(b"damaged")
+    photo(names[2], 9)
+    missing, damaged, other = verify(files, cache=cache).values()
+    assert missing.missing
+    assert damaged.error
+    assert other.error is None
+    assert other != first[files[2]]
 
 
 def test_references_with_special_tokens_or_another_unicode_form_are_warned_of(tmp_path):

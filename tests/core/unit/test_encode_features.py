@@ -16,6 +16,7 @@ from rl_caption.data import prepare_features
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
 from rl_caption.data.files import write_json
+from rl_caption.data.formats import with_features
 from rl_caption.data.rows import karpathy
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image
@@ -34,68 +35,55 @@ def dataset(tmp_path):
     folder = tmp_path / "data"
     (folder / "images").mkdir(parents=True)
     items = []
-    for number in range(COUNT):
-        mode = ("RGB", "P", "L", "RGBA", "LA")[number]
-        noise_image(number, (40 + 3 * number, 37), mode).save(
-            folder / f"images/photo{number}.png"
-        )
-        items.append({"filename": f"photo{number}.jpg", "imgid": 10 + number, "split": "train" if number else "val",
-                      "sentences": [{"raw": "a dog"}]})  # fmt: skip
+    for number, mode in enumerate(("RGB", "P", "L", "RGBA", "LA")):
+        photo = noise_image(number, (40 + 3 * number, 37), mode)
+        photo.save(folder / f"images/photo{number}.png")
+        item = {"filename": f"photo{number}.jpg", "imgid": 10 + number}
+        item["split"] = "train" if number else "val"
+        items.append(item | {"sentences": [{"raw": "a dog"}]})
     write_json(folder / "dataset_tiny.json", {"images": items})
     return folder
 
 
 def options(dataset, **changed):
-    return {
-        "data": dataset,
-        "image_root": "images",
-        "image_extension": ".png",
-        "batch_size": 2,
-    } | changed
+    sizes = {"data": dataset, "batch_size": 2}
+    return sizes | {"image_root": "images", "image_extension": ".png"} | changed
 
 
 def encode_features(encoder, data, out, **options):
-    config = PrepareFeaturesConfig(
-        encoder=encoder, data=str(data), out=str(out), **options
-    )
+    paths = {"data": str(data), "out": str(out)}
+    config = PrepareFeaturesConfig(encoder=encoder, **paths, **options)
     return prepare_features.encode_features(config)
 
 
 def read(dataset, out):
     """Image id -> features [R, D], as training reads them."""
-    data = karpathy(dataset, "images", ".png", features_root=out)
+    data = with_features(karpathy(dataset, "images", ".png"), out, {})
     check_data(data, data.splits)
-    return {
-        row["image_id"]: row["features"].load()
-        for name in data.splits
-        for row in data.split(name)
-    }
+    every = [row for rows in data.values() for row in rows]
+    return {row["image_id"]: row["features"].load() for row in every}
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 def test_features_are_the_output_of_the_encoder(tmp_path, dataset, dtype):
     encoder, out = save_vit(tmp_path / "vit"), tmp_path / "made" / "features"
-    assert encode_features(encoder, out=out, dtype=dtype, **options(dataset)) == (
-        COUNT,
-        0,
-    )
+    written = encode_features(encoder, out=out, dtype=dtype, **options(dataset))
+    assert written == (COUNT, 0)
     network, found = load_part(ImageEncoder, encoder), read(dataset, out)
     assert sorted(found) == [str(10 + number) for number in range(COUNT)]
+    tolerance = 2e-3 if dtype == "float16" else 1e-5
     for number in range(COUNT):
-        pixels = network.preprocessing(
-            Image.open(dataset / f"images/photo{number}.png")
-        )
-        grid = network(pixels[None])[0]
-        tolerance = 2e-3 if dtype == "float16" else 1e-5
-        np.testing.assert_allclose(
-            found[str(10 + number)], grid.flatten(0, 1), rtol=tolerance, atol=tolerance
-        )
+        photo = Image.open(dataset / f"images/photo{number}.png")
+        grid = network(network.preprocessing(photo)[None])[0].flatten(0, 1)
+        features = found[str(10 + number)]
+        np.testing.assert_allclose(features, grid, rtol=tolerance, atol=tolerance)
     with np.load(out / "10.npz") as file:
-        assert (file["features"].shape, file["features"].dtype) == ((4, 4, 16), dtype)
+        assert file["features"].shape == (4, 4, 16)
+        assert file["features"].dtype == dtype
 
 
-def test_a_killed_run_goes_on_and_images_are_added(tmp_path, dataset):
+def test_a_killed_run_goes_on_and_images_are_added_and_replaced(tmp_path, dataset):
     out, photos = tmp_path / "part", dataset / "images"
     with interrupted(np, "savez", after=3):
         encode_features(OWN, out=out, **options(dataset))
@@ -106,38 +94,22 @@ def test_a_killed_run_goes_on_and_images_are_added(tmp_path, dataset):
     out = tmp_path / "photos"
     assert encode_features(OWN, photos, out, kwargs={"gain": 0.5}) == (COUNT, 0)
     noise_image(9).save(photos / "new.png")
-    assert encode_features(OWN, photos, out, kwargs={"gain": 0.5}) == (1, COUNT)
+    noise_image(99).save(photos / "photo1.png")
+    later = (out / "photo1.npz").stat().st_mtime + 10
+    os.utime(photos / "photo1.png", (later, later))
+    assert encode_features(OWN, photos, out, kwargs={"gain": 0.5}) == (2, COUNT - 1)
     names = [path.stem for path in out.glob("*.npz")]
     assert sorted(names) == ["new", *(f"photo{number}" for number in range(COUNT))]
 
 
-def test_features_of_an_image_that_was_replaced_are_made_again(tmp_path, dataset):
-    out = tmp_path / "features"
-    encode_features(OWN, out=out, **options(dataset))
-    before, photo = read(dataset, out), dataset / "images/photo1.png"
-    noise_image(99).save(photo)
-    made = (out / "11.npz").stat().st_mtime
-    os.utime(photo, (made + 10, made + 10))
-    assert encode_features(OWN, out=out, **options(dataset)) == (1, COUNT - 1)
-    changed = [
-        name
-        for name, grid in read(dataset, out).items()
-        if (grid != before[name]).any()
-    ]
-    assert changed == ["11"]
-
-
 def test_features_of_another_or_an_unknown_encoder_are_refused(tmp_path, dataset):
-    first, second = (
-        save_vit(tmp_path / name, seed) for seed, name in enumerate(("first", "second"))
-    )
+    first, second = (save_vit(tmp_path / f"vit{seed}", seed) for seed in range(2))
     out = tmp_path / "features"
     encode_features(first, out=out, **options(dataset))
     for encoder, changed in ((second, {}), (first, {"dtype": "float32"})):
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises(ConfigError, match="encoder"):
             encode_features(encoder, out=out, **options(dataset, **changed))
-        assert "encoder" in str(caught.value)
-    save_vit(tmp_path / "first", seed=2)  # other weights under the same name
+    save_vit(tmp_path / "vit0", seed=2)  # other weights under the same name
     with pytest.raises(ConfigError, match="weights"):
         encode_features(first, out=out, **options(dataset))
     (out / "encoder.json").unlink()
@@ -146,32 +118,28 @@ def test_features_of_another_or_an_unknown_encoder_are_refused(tmp_path, dataset
 
 
 def test_what_cannot_be_used_is_named(tmp_path, dataset):
-    twice = tmp_path / "twice"
+    out, twice = tmp_path / "out", tmp_path / "twice"
     twice.mkdir()
     for suffix in (".png", ".jpg"):
         noise_image(0).save(twice / f"a{suffix}")
-    bare = {"image_root": None, "image_extension": None}
-    for wrong, error, message in (
-        ({"data": twice, **bare}, DataError, r"'a' is .*a\.jpg.*a\.png"),
-        ({"encoder": "torch.nn:Identity"}, ConfigError, "Identity"),
-    ):
-        with pytest.raises(error, match=message):
-            encode_features(
-                **{"encoder": OWN, "out": tmp_path / "out", **options(dataset, **wrong)}
-            )
+    with pytest.raises(DataError, match=r"'a' is .*a\.jpg.*a\.png"):
+        encode_features(OWN, twice, out)
+    with pytest.raises(ConfigError, match="Identity"):
+        encode_features("torch.nn:Identity", out=out, **options(dataset))
     damaged = dataset / "images/photo4.png"
     damaged.write_bytes(damaged.read_bytes()[:200])
     with pytest.raises(DataError, match=r"1 of 5 .*photo4\.png"):
-        encode_features(OWN, out=tmp_path / "out", **options(dataset))
-    assert not (tmp_path / "out").exists(), "found before anything is encoded"
+        encode_features(OWN, out=out, **options(dataset))
+    assert not out.exists(), "found before anything is encoded"
 
 
 def test_the_command_line(tmp_path, dataset, capsys):
     out = tmp_path / "features"
-    words = f"--encoder {OWN} --data {dataset} --image_root images --image_extension .png".split()
-    words += f"--out {out} --dtype float32 --device cpu --kwargs.gain 3".split()
-    assert run_program("prepare_features", words) == 0
-    assert str(COUNT) in capsys.readouterr().out
-    assert max(found.max() for found in read(dataset, out).values()) > 1.5, (
-        "three times a colour"
+    words = (
+        f"--encoder {OWN} --data {dataset} --image_root images --image_extension .png"
     )
+    words += f" --out {out} --dtype float32 --device cpu --kwargs.gain 3"
+    assert run_program("prepare_features", words.split()) == 0
+    assert str(COUNT) in capsys.readouterr().out
+    largest = max(found.max() for found in read(dataset, out).values())
+    assert largest > 1.5, "three times a colour"

@@ -1,6 +1,5 @@
 """Images of every kind become the RGB pixels that a viewer shows, or are refused by name."""
 
-import io
 import os
 import re
 
@@ -49,24 +48,20 @@ def test_grey_of_any_depth_is_grey(tmp_path):
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "P", "PA", "1", "CMYK", "RGBX"])
 def test_colours_of_any_mode_are_those_of_the_image(tmp_path, mode):
-    black_white = Image.fromarray(
-        np.where(RAMP[..., None] > 100, 255, 0).astype(np.uint8).repeat(3, axis=2)
-    )
-    original = black_white if mode == "1" else Image.fromarray(COLOURS)
+    original = Image.fromarray(COLOURS)
+    if mode == "1":
+        white = np.where(RAMP > 100, 255, 0).astype(np.uint8)
+        original = Image.fromarray(np.stack([white] * 3, axis=-1))
     image = original.convert(mode)
     if mode in ("P", "PA"):
-        image = Image.fromarray(np.arange(12, dtype=np.uint8).reshape(3, 4)).convert(
-            "P"
-        )
+        indices = np.arange(12, dtype=np.uint8).reshape(3, 4)
+        image = Image.fromarray(indices).convert("P")
         image.putpalette(COLOURS.tobytes())
         image = image.convert(mode)
     images = [image]
     if mode not in ("PA", "RGBX"):  # which no format stores
-        images.append(
-            Image.open(
-                saved(tmp_path / ("a.tif" if mode == "CMYK" else "a.png"), image)
-            )
-        )
+        suffix = "tif" if mode == "CMYK" else "png"
+        images.append(Image.open(saved(tmp_path / f"a.{suffix}", image)))
     for own in images:
         found = open_image(own)
         assert np.asarray(found).tolist() == np.asarray(original).tolist()
@@ -133,39 +128,27 @@ def test_what_is_no_image_is_refused_by_name(tmp_path):
     for path in (tmp_path / "text.png", tmp_path, tmp_path / "absent.png"):
         with pytest.raises(RewardError, match=re.escape(repr(str(path)))):
             open_image(path)
-        assert repr(str(path)) in str(*verify([ImageFile(str(path))]).values())
+    (verdict,) = verify([ImageFile(str(tmp_path / "text.png"))]).values()
+    assert "text.png'" in verdict.error
 
 
-def test_a_bomb_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
-    path = saved(tmp_path / "bomb.png", Image.new("1", (2000, 2000)))
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1_000_000)
-    monkeypatch.setattr(ImageOps, "exif_transpose", None)
-    with pytest.raises(RewardError, match=r"bomb\.png.*4000000"):
-        open_image(path)
-
-
-def test_an_image_that_was_only_opened_and_is_cut_off_is_an_error():
-    buffer = io.BytesIO()
-    Image.fromarray(
-        np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    ).save(buffer, "PNG")
+def test_a_bomb_and_an_image_that_is_cut_off_are_refused(tmp_path, monkeypatch):
+    path = saved(tmp_path / "noise.png", noise_image(0, (64, 64)))
+    (tmp_path / "cut.png").write_bytes(path.read_bytes()[:3000])
     with (
-        Image.open(io.BytesIO(buffer.getvalue()[:3000])) as image,
+        Image.open(tmp_path / "cut.png") as image,
         pytest.raises(RewardError, match="PngImageFile"),
     ):
         open_image(image)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)
+    monkeypatch.setattr(ImageOps, "exif_transpose", None)  # before it is decoded
+    with pytest.raises(RewardError, match=r"noise\.png.*4096"):
+        open_image(path)
 
 
 def test_images_in_folders_are_those_with_a_suffix_that_are_not_hidden(tmp_path):
-    for name in [
-        "b.PNG",
-        "a/2.jpg",
-        "a/10.jpg",
-        "._b.PNG",
-        ".trash/c.png",
-        "notes.txt",
-        "png",
-    ]:
+    names = ["b.PNG", "a/2.jpg", "a/10.jpg", "._b.PNG", ".trash/c.png"]
+    for name in (*names, "notes.txt", "png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "folder.png").mkdir()
@@ -173,11 +156,8 @@ def test_images_in_folders_are_those_with_a_suffix_that_are_not_hidden(tmp_path)
     assert found == ["b.PNG", "a/10.jpg", "a/2.jpg"]
     (flat,) = list_images(tmp_path, recursive=False)
     assert flat.name == "b.PNG"
-    hidden = tmp_path / ".cache"
-    (hidden / "sub").mkdir(parents=True)
-    (hidden / "sub/d.png").touch()
-    (own,) = list_images(hidden)
-    assert own.name == "d.png", "the folder itself may be hidden"
+    (own,) = list_images(tmp_path / ".trash")
+    assert own.name == "c.png", "the folder itself may be hidden"
 
 
 @pytest.mark.parametrize("replace", ["written to", "replaced"])
@@ -198,19 +178,10 @@ def test_a_file_of_equal_size_and_time_is_another_image(tmp_path, replace):
     assert image_identity(path) != before
 
 
-def test_the_key_of_an_image_changes_with_each_thing_that_it_names(tmp_path):
-    files = [
-        saved(tmp_path / f"{number}.bmp", noise_image(number)) for number in (1, 2)
-    ]
-    for file in files:
-        os.utime(file, ns=(10**9, 10**9))
+def test_the_key_of_an_image_changes_with_its_pixels_mode_and_shape():
     grey = Image.fromarray(RAMP)
-    others = [
-        grey,
-        grey.convert("RGB"),
-        Image.fromarray(RAMP.reshape(4, 3)),
-        Image.fromarray(RAMP + 1),
-    ]
-    keys = [*map(image_identity, [*files, *others])]
-    assert len(set(keys)) == len(keys)
+    others = [grey.convert("RGB"), Image.fromarray(RAMP.reshape(4, 3))]
+    others.append(Image.fromarray(RAMP + 1))
+    keys = {image_identity(image) for image in (grey, *others)}
+    assert len(keys) == 4
     assert image_identity(grey.copy()) == image_identity(grey)

@@ -33,33 +33,31 @@ def line(image_id, layout, values=None):
     return "\t".join(map(str, [image_id, *columns[layout]]))
 
 
+def write_lines(path, *lines):
+    path.write_text("\n".join(lines) + "\r\n")
+    return [path]
+
+
+def stored(folder, image_id):
+    return as_image_features(folder / f"{image_id}.npz", str(image_id)).load(8)
+
+
 def test_each_line_becomes_a_file(tmp_path):
     for layout in ("bottom-up", "lxmert", "vinvl", "three columns"):
         out = tmp_path / layout
-        (tmp_path / "a.tsv").write_text(
-            "\n".join(line(number, layout) for number in (5, 6)) + "\r\n"
-        )
-        assert convert_tsv([tmp_path / "a.tsv"], out) == (2, 0)
-        np.testing.assert_array_equal(
-            as_image_features(out / "6.npz", "6").load(8), features(6)
-        )
+        lines = [line(number, layout) for number in (5, 6)]
+        assert convert_tsv(write_lines(tmp_path / "a.tsv", *lines), out) == (2, 0)
+        np.testing.assert_array_equal(stored(out, 6), features(6))
 
 
 def test_a_second_conversion_writes_over_the_first(tmp_path):
-    (tmp_path / "a.tsv").write_text(
-        "\n".join(line(number, "vinvl") for number in (5, 6, 6))
-    )
+    lines = [line(number, "vinvl") for number in (5, 6, 6)]
     out = tmp_path / "out"
-    assert convert_tsv([tmp_path / "a.tsv"], out) == (2, 1)
+    assert convert_tsv(write_lines(tmp_path / "a.tsv", *lines), out) == (2, 1)
     changed = [line(number, "vinvl", features(number + 1)) for number in (4, 6)]
-    (tmp_path / "b.tsv").write_text("\n".join(changed))
-    assert convert_tsv([tmp_path / "b.tsv"], out) == (2, 0)
-    np.testing.assert_array_equal(
-        as_image_features(out / "6.npz", "6").load(8), features(7)
-    )
-    np.testing.assert_array_equal(
-        as_image_features(out / "5.npz", "5").load(8), features(5)
-    )
+    assert convert_tsv(write_lines(tmp_path / "b.tsv", *changed), out) == (2, 0)
+    np.testing.assert_array_equal(stored(out, 6), features(7))
+    np.testing.assert_array_equal(stored(out, 5), features(5))
 
 
 def test_a_bad_line_is_named(tmp_path):
@@ -71,29 +69,28 @@ def test_a_bad_line_is_named(tmp_path):
         (line(7, "vinvl", np.full((3, 8), np.nan)), r"features\[0, 0\] is nan"),
         ("../7\t3\t" + text(features(7)), r"image '\.\./7'"),
     ):
-        (tmp_path / "a.tsv").write_text(line(5, "vinvl") + "\n" + bad + "\n")
+        paths = write_lines(tmp_path / "a.tsv", line(5, "vinvl"), bad)
         with pytest.raises(DataError, match=rf"a\.tsv, line 2.*({message})"):
-            convert_tsv([tmp_path / "a.tsv"], tmp_path / "out")
+            convert_tsv(paths, tmp_path / "out")
 
 
 def test_a_cut_line_before_the_whole_one(tmp_path):
     bad, other = line(6, "bottom-up")[:-9], line(7, "bottom-up")[:-9]
     whole = [line(5, "bottom-up"), bad, line(6, "bottom-up")]
-    (tmp_path / "a.tsv").write_text("\n".join(whole))
-    assert convert_tsv([tmp_path / "a.tsv"], tmp_path / "out") == (2, 0)
-    (tmp_path / "a.tsv").write_text("\n".join([*whole, other, bad]))
+    out = tmp_path / "out"
+    assert convert_tsv(write_lines(tmp_path / "a.tsv", *whole), out) == (2, 0)
+    paths = write_lines(tmp_path / "a.tsv", *whole, other, bad)
     with pytest.raises(DataError, match=r"a\.tsv, line 4, image '7'"):
-        convert_tsv([tmp_path / "a.tsv"], tmp_path / "out")
+        convert_tsv(paths, out)
 
 
 def test_half_the_space_and_the_command_line(tmp_path, capsys):
-    (tmp_path / "a.tsv").write_text(line(5, "bottom-up"))
-    arguments = [f"{tmp_path}/a.tsv", f"--out={tmp_path}/out", "--dtype=float16"]
+    (path,) = write_lines(tmp_path / "a.tsv", line(5, "bottom-up"))
+    out = tmp_path / "out"
+    arguments = [str(path), f"--out={out}", "--dtype=float16"]
     assert run_program("prepare_features", arguments) == 0
     assert "1 images written" in capsys.readouterr().out
-    np.testing.assert_allclose(
-        as_image_features(tmp_path / "out/5.npz", "5").load(8), features(5), atol=2e-3
-    )
-    (tmp_path / "b.tsv").write_text(line(6, "bottom-up", 1e6 * np.ones((3, 8))))
+    np.testing.assert_allclose(stored(out, 5), features(5), atol=2e-3)
+    large = line(6, "bottom-up", 1e6 * np.ones((3, 8)))
     with pytest.raises(DataError, match=r"not finite in float16"):
-        convert_tsv([tmp_path / "b.tsv"], tmp_path / "out", dtype="float16")
+        convert_tsv(write_lines(path, large), out, dtype="float16")

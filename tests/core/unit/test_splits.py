@@ -151,7 +151,7 @@ def test_a_table_of_images_alone_is_an_error():
     datasets = pytest.importorskip("datasets")
     photos = [Image.new("RGB", (8, 8))] * 3
     table = datasets.Dataset.from_dict({"image": photos})
-    with pytest.raises(DataError, match="no column"):
+    with pytest.raises(DataError, match="no rows"):
         rows_of(table)
 
 

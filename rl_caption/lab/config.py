@@ -1,13 +1,12 @@
 """Configurations of the lab's programs."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
     Field,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
-    model_validator,
 )
 
 from rl_caption.captioners.config import Decoding
@@ -18,7 +17,6 @@ from rl_caption.config.schema import (
     PairsConfig,
     TrustConfig,
 )
-from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Probability, Section, Seed
 
 Measure = Literal["characters", "words", "actions", "complexity"]
@@ -275,14 +273,6 @@ class WebConfig(TrustConfig):
     """Port to listen on; 0 takes the first free one from 7860 on."""
     max_mb: Annotated[int, Field(ge=1, le=1024)] = 20
     """Largest file size of a photo, in MiB."""
-
-    @model_validator(mode="after")
-    def _check_web(self) -> Self:
-        if (count := self.decode.captions_per_image) > 1:
-            raise ConfigError(
-                f"decode gives {count} captions an image: the page shows one of each captioner"
-            )
-        return self
 
 
 class ShareConfig(Section):

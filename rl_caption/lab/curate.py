@@ -69,7 +69,7 @@ def curate(config: CurateConfig) -> str:
             flags = list(itertools.islice(is_left, len(row["captions"])))
             if any(flags):
                 kept.append(with_references(row, np.flatnonzero(flags).tolist()))
-        return Report(_table(steps, list(rewards)), [], kept)
+        return Report(_table(steps, list(rewards)), kept)
 
     return add_columns(config, "kept", made_by, columns, report, ids_differ=False)
 

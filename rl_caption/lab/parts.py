@@ -45,7 +45,6 @@ class Report(NamedTuple):
     """What a program writes of its new columns."""
 
     table: str
-    notes: Sequence[str]
     rows: Rows
 
 
@@ -120,7 +119,7 @@ def add_columns(
     write_json_lines(out / f"{name}.jsonl", written)
     count = f"{name}.jsonl: {len(written):,} rows"
     made_of = [f"{key}: {value}" for key, value in made_by.items() if value]
-    notes = [f"- {note}" for note in (*made_of, *found.notes, count)]
+    notes = [f"- {note}" for note in (*made_of, count)]
     blocks = [f"# {name.capitalize()}", "", found.table, "", *notes, ""]
     write_text(out / "report.md", "\n".join(blocks))
     return f"{found.table}\n\nwrote {out}/{count}, and report.md"

@@ -136,7 +136,7 @@ def _report(columns: Mapping[str, str], rows: Rows) -> Report:
         different = len(set(chain.from_iterable(words)))
         lines.append([heading, f"{len(words):,}", f"{mean:.1f}", f"{different:,}"])
     head = ["captions", "number", "words, mean", "different words"]
-    return Report(markdown(head, lines), [], rows)
+    return Report(markdown(head, lines), rows)
 
 
 def _texts(value: Any) -> list[str]:

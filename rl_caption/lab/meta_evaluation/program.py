@@ -221,14 +221,9 @@ def _signature(judged: JudgementSet, metric: Reward) -> str:
 
 
 def _describe(judged: JudgementSet) -> str:
-    """Number of rows, images and kinds."""
-    rows, images = judged.rows, set(judged.image_ids)
     what = "judgements" if judged.ratings else "pairs or groups of captions"
-    parts = [f"{len(rows)} {what}", f"{len(images)} images"]
-    kinds = len({row.kind for row in rows})
-    if kinds > 1:
-        parts.append(f"{kinds} kinds")
-    return ", ".join(parts[:1] if judged.text_alone else parts)
+    images = "" if judged.text_alone else f", {len(set(judged.image_ids))} images"
+    return f"{len(judged.rows)} {what}{images}"
 
 
 def score_set(

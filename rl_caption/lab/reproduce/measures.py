@@ -106,7 +106,7 @@ class Measures:
         names = cell.how["mean"]
         row = [one for one in self.table.cells if one.row == cell.row]
         plain = [one for one in row if "mean" not in one.how]
-        return [one for one in plain if names == "all" or one.column in names]
+        return [one for one in plain if one.column in names]
 
     def _agreement(self, cell: Cell) -> float:
         """The mean of the figures of a cell, over the parts of a set."""

@@ -22,18 +22,16 @@ from tests.interruptions_for_tests import interrupted
 
 
 class Length:
-    """A score without references: the characters of a caption; counts its calls."""
+    """A score without references: the characters of a caption; counts its captions."""
 
-    __name__ = "length"
+    __name__ = signature = "length"
     columns: frozenset[str] = frozenset()
     bounds = (0.0, 1000.0)
-    signature = "length"
     scored = 0
 
-    def __call__(self, prompts, completions, **columns):
+    def __call__(self, prompts, completions, *, image, image_id):
         Length.scored += len(completions)
-        assert len(columns["image"]) == len(columns["image_id"]) == len(completions)
-        return [float(len(caption)) for caption in completions]
+        return list(map(float, map(len, completions)))
 
 
 class Seen(Length):
@@ -81,36 +79,27 @@ def options(path, out, on_bad="fail", **changed):
 
 def kept(out):
     data = jsonl(out / "kept.jsonl")
-    return [
-        (Path(row["image"]).name, row["references"])
-        for name in data.splits
-        for row in data.split(name)
-    ]
+    rows = [row for name in data.splits for row in data.split(name)]
+    return [(Path(row["image"]).name, row["references"]) for row in rows]
 
 
 def test_rules_duplicates_and_scores_in_their_order(tmp_path):
-    path = write(tmp_path)
+    """Dropped: "A Dog" (2 words), the second of the pair, the shortest of the three left, and one of
+    45 characters.
+    """
+    path, out = write(tmp_path), tmp_path / "out"
     rules = {"words": [3, None], "characters": [None, 99]}
-    select = [
-        Selection(score="length", top=2),
-        Selection(score="length", min=23, max=38),
-    ]
-    config = options(
-        path, tmp_path / "out", rules=rules, duplicates="pair", select=select
-    )
+    best = Selection(score="length", top=2)
+    select = [best, Selection(score="length", min=23, max=38)]
+    config = options(path, out, rules=rules, duplicates="pair", select=select)
     table = curate(config)
-    # Dropped: "A Dog" (2 words), the second of the pair, the shortest of the three left, and one of
-    # 45 characters.
-    assert kept(tmp_path / "out") == [("b.png", ROWS[1][1]), ("c.png", ["x"])]
-    check_data(
-        jsonl(tmp_path / "out/kept.jsonl"), ["train", "test"], check_pixels=False
-    )
+    assert kept(out) == [("b.png", ROWS[1][1]), ("c.png", ["x"])]
+    check_data(jsonl(out / "kept.jsonl"), ["train", "test"], check_pixels=False)
     dropped = [line.split("|")[2].strip() for line in table.splitlines()[2:9]]
     assert "".join(dropped) == "0010111"
-    with pytest.raises(
-        ConfigError, match="rules was"
-    ):  # another order counts captions for other rules
-        curate(config.replace(rules=dict(reversed(rules.items()))))
+    other = dict(reversed(rules.items()))  # counts captions for other rules
+    with pytest.raises(ConfigError, match="rules was"):
+        curate(config.replace(rules=other))
 
 
 def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path):
@@ -194,20 +183,19 @@ def test_selection_by_hand():
 
 def test_images_stored_as_bytes_are_scored_and_written(tmp_path):
     datasets = pytest.importorskip("datasets")
-    rows = write(tmp_path).read_text().splitlines()
+    rows = list(filter(None, write(tmp_path).read_text().splitlines()))
     (tmp_path / "photos/b.png").write_bytes(b"no image")
     Image.new("RGB", (8, 8), "red").save(tmp_path / "photos/c.png")
     items = []
-    for row in map(json.loads, filter(None, rows)):
+    for row in map(json.loads, rows):
         content = (tmp_path / "photos" / row["image"]).read_bytes()
         items.append(row | {"image": {"bytes": content, "path": None}})
-    path = tmp_path / "rows.parquet"
+    path, out = tmp_path / "rows.parquet", tmp_path / "out"
     table = datasets.Dataset.from_list(items).cast_column("image", datasets.Image())
     table.to_parquet(path)
     scores = {"seen": JudgeConfig(target=f"{__name__}:Seen")}
     with pytest.raises(DataError, match=r"1 of 2 images.*rows\.parquet.*row 1"):
         curate(options(path, tmp_path / "none", scores=scores))
-    out = tmp_path / "out"
     curate(options(path, out, on_bad="skip", scores=scores, duplicates="pair"))
     data = jsonl(out / "kept.jsonl")
     check_data(data, ["train"])

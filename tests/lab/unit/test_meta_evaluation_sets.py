@@ -170,7 +170,6 @@ def test_missing_files_and_another_number_than_the_published_one_are_refused(
     ("name", "file", "old", "new", "message"),
     [
         ("flickr8k_expert", "ExpertAnnotations.txt", "\t4\t4\t4", "\t4\t4", "float"),
-        ("flickr8k_expert", "ExpertAnnotations.txt", "2_b.jpg#1", "2_b.jpg#9", "'2_b.jpg#9'"),
         ("pascal50s", "pair_pascal.mat", None, "text", "pair_pascal"),
         ("foil", "captions_val2014.json", None, '{"annotations": [{"image_id": 8, "caption": "a"}]}', r"captions_val2014\.json.*000000000007\.jpg'"),
         ("ratings", "mine.jsonl", '"rating": 2', '"rating": 2,,', r"line 2.*JSON"),

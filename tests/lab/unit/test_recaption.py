@@ -167,27 +167,22 @@ def positives(out, captions=f"{__name__}:Two", images=None, of="all", **changed)
 
 
 def test_positives_are_rows_for_pac_s(tmp_path):
+    splits = ["train", "val"]
     table = make_positives(
-        positives(tmp_path, images=f"{__name__}:Painter", splits=["train", "val"])
+        positives(tmp_path, images=f"{__name__}:Painter", splits=splits)
     )
     assert "| references | 190 |" in table
     assert "| positive_captions | 76 |" in table
     old = build_data(SCENES)
-    for split in ("train", "val"):
+    for split in splits:
         rows = rows_of(tmp_path / "positives.jsonl", split)
-        assert [row["references"] for row in rows] == [
-            row["references"] for row in old.split(split)
-        ]
         check_positives(rows, ["image", "text"], "random", split=split)
-        for row in rows:
+        for row, known in zip(rows, old.split(split), strict=True):
+            assert row["references"] == known["references"]
             text = f"A long caption of {row['image_id']}."
-            assert row["positive_captions"] == [text, f"Once more: {text}"], (
-                "a blank caption is none"
-            )
-            sizes = [load_image(image).width for image in row["positive_images"]]
-            assert sizes == [len(caption) for caption in row["references"]], (
-                "image k is of reference k"
-            )
+            assert row["positive_captions"] == [text, f"Once more: {text}"]
+            widths = [load_image(image).width for image in row["positive_images"]]
+            assert widths == list(map(len, row["references"])), "k is of reference k"
 
 
 def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_after(

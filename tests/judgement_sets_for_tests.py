@@ -56,7 +56,12 @@ def composite(folder):
         texts = [own, '"a thing; with a semicolon"', "nothing", "something"][:count]
         row = ["h", url, *texts, *"5213"[:count]]
         blank = ";" * (len(head) - 1)
-        lines = [";".join(head), ";".join(row), blank, f"sum{blank}"]
+        lines = [
+            ";".join(head),
+            ";".join(row),
+            blank,
+            f"sum{blank}",
+        ]
         (folder / f"{part}_correctness.csv").write_text("\n".join(lines))
 
 
@@ -68,7 +73,12 @@ def cell(text):
 
 def consensus(path, pairs):
     """Votes of 48 people on each pair (first, second, votes for the first)."""
-    fields = [("A", "O"), ("B", "O"), ("C", "O"), ("rating", "O")]
+    fields = [
+        ("A", "O"),
+        ("B", "O"),
+        ("C", "O"),
+        ("rating", "O"),
+    ]
     triplets = np.empty((1, 48 * len(pairs)), fields)
     for number, (first, second, votes) in enumerate(pairs):
         for vote in range(48):
@@ -128,7 +138,12 @@ def foil(folder):
         8: ["a bus stops", "a car stops"],
     }
     annotations = [
-        {"id": 10 * image, "image_id": image, "caption": text, "foil": number > 0}
+        {
+            "id": 10 * image,
+            "image_id": image,
+            "caption": text,
+            "foil": number > 0,
+        }
         for image, texts in captions.items()
         for number, text in enumerate(texts)
     ]
@@ -175,12 +190,25 @@ def sugarcrepe_pp(folder):
             "caption2": "one dog",
             "negative_caption": "a cat",
         }
-        rows = [{"id": n, "filename": f"{n + 1:012}.jpg", **captions} for n in range(2)]
+        rows = [
+            {
+                "id": n,
+                "filename": f"{n + 1:012}.jpg",
+                **captions,
+            }
+            for n in range(2)
+        ]
         write_json(folder / f"{kind}.json", rows)
 
 
 def aro(folder):
-    box = {"bbox_x": 1, "bbox_y": 2, "bbox_w": 10, "bbox_h": 8, "image_path": "5.jpg"}
+    box = {
+        "bbox_x": 1,
+        "bbox_y": 2,
+        "bbox_w": 10,
+        "bbox_h": 8,
+        "image_path": "5.jpg",
+    }
     captions = {
         "true_caption": "the dog is on the mat",
         "false_caption": "the mat is on the dog",
@@ -190,14 +218,34 @@ def aro(folder):
         for name in ("on", "on", "in", "near", "of")
     ]
     write_json(folder / "visual_genome_relation.json", relations)
-    attributes = [{**box, **captions, "attributes": ["red", "small"]}] * 25
-    rare = [{**box, **captions, "attributes": ["blue", "small"]}] * 24
+    attributes = [
+        {
+            **box,
+            **captions,
+            "attributes": ["red", "small"],
+        }
+    ] * 25
+    rare = [
+        {
+            **box,
+            **captions,
+            "attributes": ["blue", "small"],
+        }
+    ] * 24
     write_json(folder / "visual_genome_attribution.json", attributes + rare)
 
 
 def ratings(folder):
     row = {"caption": "A dog.", "references": ["dogs"]}
-    rows = [row | {"image": f"{n}.jpg", "rating": n, "group": n} for n in (1, 2)]
+    rows = [
+        row
+        | {
+            "image": f"{n}.jpg",
+            "rating": n,
+            "group": n,
+        }
+        for n in (1, 2)
+    ]
     write_json_lines(folder / "mine.jsonl", rows)
 
 

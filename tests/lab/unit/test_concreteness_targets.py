@@ -43,7 +43,11 @@ def sigmoid(value):
 @pytest.mark.parametrize(("reading", "mean"), [("logit", 0.5), ("median", 0.0)])
 def test_standardisation_by_hand(reading, mean):
     # logit(1/2) = 0 and logit(0.8) = ln 4: mean ln 2, deviation ln 2, so z is -1 and 1.
-    found = standardize([0.5, 0.8, 0.3], [4, 4, 7], reading)
+    found = standardize(
+        [0.5, 0.8, 0.3],
+        [4, 4, 7],
+        reading,
+    )
     assert found.tolist() == pytest.approx(
         [sigmoid(mean - 1), sigmoid(mean + 1), sigmoid(mean)]
     )
@@ -167,7 +171,11 @@ def test_with_ratings_scores_are_combined(tmp_path, capsys, suffix):
     assert main(["concreteness", *words]) == 0
     # Mean ratings 2.5, 2, 0, 1: the median is 1.5.
     rated = ["a cat", "the sea", "a great day", "nothing much"]
-    expected = fit_combination(features(rated), [True, True, False, False], 0.5)
+    expected = fit_combination(
+        features(rated),
+        [True, True, False, False],
+        0.5,
+    )
     summary = json.loads(capsys.readouterr().out)
     assert summary["intercept"] == pytest.approx(expected.intercept)
     assert [*summary["weights"].values()] == pytest.approx(expected.weights)

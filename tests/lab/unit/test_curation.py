@@ -113,14 +113,26 @@ def test_a_stopped_run_goes_on_and_workers_share_the_parts(tmp_path):
     assert curate(options(path, out)).splitlines()[:-1] == whole.splitlines()[:-1]
     assert Length.scored == 2
     os.utime(path.parent / "photos/a.png", (1, 1))
-    curate(options(path, out, select=[Selection(score="length", bottom=0.5)]))
+    curate(
+        options(
+            path,
+            out,
+            select=[Selection(score="length", bottom=0.5)],
+        )
+    )
     assert Length.scored == 2
     assert kept(out) == [
         ("a.png", ["a dog runs on the beach", "A Dog"]),
         ("c.png", ["x"]),
     ]
     with pytest.raises(ConfigError, match="rules was"):
-        curate(options(path, out, rules={"words": [1, 2]}))
+        curate(
+            options(
+                path,
+                out,
+                rules={"words": [1, 2]},
+            )
+        )
     path.write_text(path.read_text().replace("beach", "coast"))
     with pytest.raises(ConfigError, match="train texts"):
         curate(options(path, out))
@@ -136,7 +148,11 @@ def test_what_goes_with_a_dropped_caption_is_dropped_with_it(tmp_path):
     (tmp_path / "in.jsonl").write_text(json.dumps(item))
     data = DataConfig(format="jsonl", path=str(tmp_path / "in.jsonl"))
     curate(
-        CurateConfig(data=data, rules={"words": [2, None]}, out=str(tmp_path / "out"))
+        CurateConfig(
+            data=data,
+            rules={"words": [2, None]},
+            out=str(tmp_path / "out"),
+        )
     )
     (row,) = jsonl(tmp_path / "out/kept.jsonl").split("train")
     assert (row["references"], row["negatives"]) == (["a red dog"], [["a blue dog"]])
@@ -196,7 +212,15 @@ def test_images_stored_as_bytes_are_scored_and_written(tmp_path):
     scores = {"seen": JudgeConfig(target=f"{__name__}:Seen")}
     with pytest.raises(DataError, match=r"1 of 2 images.*rows\.parquet.*row 1"):
         curate(options(path, tmp_path / "none", scores=scores))
-    curate(options(path, out, on_bad="skip", scores=scores, duplicates="pair"))
+    curate(
+        options(
+            path,
+            out,
+            on_bad="skip",
+            scores=scores,
+            duplicates="pair",
+        )
+    )
     data = jsonl(out / "kept.jsonl")
     check_data(data, ["train"])
     assert data.split("train")[0]["references"] == ["a dog runs on the beach", "A Dog"]

@@ -28,14 +28,26 @@ def test_what_a_row_counts():
     better = np.array([1, 1, 1, 0, 0.5])
     assert wins(margins, better).tolist() == [1, 0, 0, 1, 0.5]
     assert wins(margins, better, "half").tolist() == [1, 0, 0.5, 1, 0.5]
-    against_two = np.array([[0.0, 0], [0, 1], [1, 1], [-1, 1], [0, -1]])
+    against_two = np.array(
+        [
+            [0.0, 0],
+            [0, 1],
+            [1, 1],
+            [-1, 1],
+            [0, -1],
+        ]
+    )
     chance = wins(against_two, np.ones(5), "half")
     assert chance == pytest.approx([1 / 3, 1 / 2, 1, 0, 0])
 
 
 def test_resamples_with_one_value_have_no_interval():
     """Some resamples have one image only."""
-    first = rated_figures(rated_set([1, 2], "xy"), [1, 2], 20)[0]
+    first = rated_figures(
+        rated_set([1, 2], "xy"),
+        [1, 2],
+        20,
+    )[0]
     assert (first.value, first.low) == (1, None)
 
 
@@ -85,7 +97,14 @@ def test_correlations_by_number_of_words():
     captions = ["a dog"] * 2 + ["a dog runs on green grass"] * 3 + ["one"]
     scores, ratings = [0.1, 0.4, 0.3, 0.9, 0.7, 0.2], [1, 3, 2, 4, 5, 3]
     part = rated_set(ratings, "xxxyyy", captions)
-    found = {one.name: one for one in rated_figures(part, scores, lengths=[2, 6, 9])}
+    found = {
+        one.name: one
+        for one in rated_figures(
+            part,
+            scores,
+            lengths=[2, 6, 9],
+        )
+    }
     short, long = found["pearson, 0 to 2 words"], found["tau_b, 3 to 6 words"]
     assert short.count == 3
     expected = stats.pearsonr([0.1, 0.4, 0.2], [1, 3, 3]).statistic

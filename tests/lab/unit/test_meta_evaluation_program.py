@@ -183,7 +183,17 @@ def test_the_generated_world(tmp_path):
 def test_the_published_tables_of_flickr8k(shared_data):
     made = build_metrics("bleu,rouge,cider", {})
     for case, names in zip(
-        GOLDEN, (["BLEU-1", "BLEU-4", "ROUGE-L", "CIDEr"], ["ROUGE-L"]), strict=True
+        GOLDEN,
+        (
+            [
+                "BLEU-1",
+                "BLEU-4",
+                "ROUGE-L",
+                "CIDEr",
+            ],
+            ["ROUGE-L"],
+        ),
+        strict=True,
     ):
         (part,) = load(case["set"], shared_data / "flickr8k")
         for name in names:

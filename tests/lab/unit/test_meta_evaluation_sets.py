@@ -108,7 +108,11 @@ def test_sugarcrepe_pp(tmp_path):
     near = [0.9, 0.8, 0.7]
     far = [0.8, 0.7, 0.8]  # the second caption is as near to the negative
     scores = {"": np.array([[2.0, 3, 1], [2, 1, 1]] * 5)}
-    figures = order_figures(found, scores, np.array([near, far] * 5))
+    figures = order_figures(
+        found,
+        scores,
+        np.array([near, far] * 5),
+    )
     values = {figure.name: (figure.value, figure.count) for figure in figures}
     assert values["ITT, swap_att"] == (0.5, 2)
     assert values["TOT, mean of kinds"] == (0.5, 10)
@@ -145,7 +149,15 @@ def test_nothing_in_a_pickled_file_is_executed(tmp_path, capsys):
 
 def test_any_file_of_ratings(tmp_path):
     line = {"image": "a.jpg", "caption": "A dog.\u2028It\u0085runs.", "rating": 3}
-    lines = [line, line | {"rating": 4.5, "group": 7, "system": "x"}]
+    lines = [
+        line,
+        line
+        | {
+            "rating": 4.5,
+            "group": 7,
+            "system": "x",
+        },
+    ]
     write_json_lines(tmp_path / "ratings.jsonl", lines)
     (tmp_path / "a.jpg").write_bytes(b"x")
     found = read("ratings", tmp_path)

@@ -70,7 +70,11 @@ class Words:
 
 def test_any_reward_scores_chains():
     chains = [Chain(["a", "a b", "a b c"], ["a x", "a b y"]), Chain(["b"], ["b z"])]
-    scores = score_chains(Words(), chains, {"image": ["ab", "a"]})
+    scores = score_chains(
+        Words(),
+        chains,
+        {"image": ["ab", "a"]},
+    )
     assert scores == [([1, 2, 2], [1, 2]), ([0], [0])]
 
 

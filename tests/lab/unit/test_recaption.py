@@ -59,9 +59,13 @@ def config(out, target=f"{__name__}:Counting", **changed):
 
 
 def rows_of(file, split, **options):
-    return build_data(DataConfig(format="jsonl", path=str(file), **options)).split(
-        split
-    )
+    return build_data(
+        DataConfig(
+            format="jsonl",
+            path=str(file),
+            **options,
+        )
+    ).split(split)
 
 
 def test_old_and_new_captions_are_a_data_set_also_of_a_run_that_was_stopped(
@@ -161,7 +165,11 @@ class Painter:
 
 def positives(out, captions=f"{__name__}:Two", images=None, of="all", **changed):
     painter = TextToImageConfig(target=images, batch_size=2, captions=of)
-    values = {"data": SCENES, "part_rows": 5, "out": str(out)} | changed
+    values = {
+        "data": SCENES,
+        "part_rows": 5,
+        "out": str(out),
+    } | changed
     writer = RecaptionerConfig(target=captions)
     return PositivesConfig(captions=writer, images=painter, **values)
 
@@ -191,7 +199,14 @@ def test_images_that_are_there_are_not_made_again_and_captions_come_before_or_af
     painter, out = f"{__name__}:Painter", tmp_path / "out"
     make_positives(positives(tmp_path / "captions"))
     data = DataConfig(format="jsonl", path=str(tmp_path / "captions/positives.jsonl"))
-    again = partial(positives, out, None, painter, data=data, of="first")
+    again = partial(
+        positives,
+        out,
+        None,
+        painter,
+        data=data,
+        of="first",
+    )
     monkeypatch.setattr(Painter, "made", 0)
     with interrupted(Painter, "__call__", after=4):  # in the second part
         make_positives(again())
@@ -215,7 +230,12 @@ class Swapping:
 
     def __call__(self, captions):
         return [
-            [" ".join(reversed(text.split())), " ", text.upper(), f"{text}  not"]
+            [
+                " ".join(reversed(text.split())),
+                " ",
+                text.upper(),
+                f"{text}  not",
+            ]
             for text in captions
         ]
 
@@ -235,7 +255,11 @@ def test_false_captions_are_a_column_beside_their_references(tmp_path):
             [" ".join(reversed(t.split())), f"{t} not"] for t in known["references"]
         ]
         source = ColumnNegatives()
-        drawn = source(row, row["references"][0], np.random.default_rng(0))
+        drawn = source(
+            row,
+            row["references"][0],
+            np.random.default_rng(0),
+        )
         assert sorted(text for _, text in drawn) == sorted(row["negatives"][0])
 
 

@@ -76,7 +76,13 @@ def test_what_measures_a_table_exists(table):
         how = cell.how
         if "set" in how:
             options = how.get("options", {})
-            check_options(SETS[how["set"]], 1, how["set"], options, "set")
+            check_options(
+                SETS[how["set"]],
+                1,
+                how["set"],
+                options,
+                "set",
+            )
         assert how["data"] in {None, *data_sets()}, cell
         assert how.get("model") in {None, *table.models}, cell
         assert {"name", "reward", "model", "captions", "why"} & how.keys(), cell

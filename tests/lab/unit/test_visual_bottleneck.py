@@ -26,7 +26,11 @@ class Colours:
     def __call__(self, captions):
         self.captions += captions
         return [
-            Image.new("RGB", (16, 16), (10 * len(caption), 0, 0))
+            Image.new(
+                "RGB",
+                (16, 16),
+                (10 * len(caption), 0, 0),
+            )
             for caption in captions
         ]
 

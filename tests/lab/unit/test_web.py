@@ -43,12 +43,20 @@ def test_captions_and_scores_are_those_of_captioners_and_rewards(table_of, photo
     table = table_of(photos, "a red square\n\nred")
     names = ["red.png", "blue.png"]
     assert [line[:2] for line in table] == [[p, name] for name in NAMES for p in names]
-    row = {"image_id": "x", "image": Image.open(photos[0]), "references": []}
+    row = {
+        "image_id": "x",
+        "image": Image.open(photos[0]),
+        "references": [],
+    }
     for seed, line in enumerate(table[::2]):
         captioner = tiny_captioner(seed)
         options = captioner, captioner.policy, [row], Decoding(), Accelerator()
         caption = decode_candidates(*options)["x"][0].caption
-        rouge = RougeL()([""], [caption], references=[["a red square", "red"]])
+        rouge = RougeL()(
+            [""],
+            [caption],
+            references=[["a red square", "red"]],
+        )
         assert line[2:] == [caption, *rouge, *Repetition()([""], [caption])]
     assert table_of(photos, " \n")[0][3] is None, "without references"
     assert table_of(None, "") == []

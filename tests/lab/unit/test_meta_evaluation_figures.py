@@ -41,16 +41,6 @@ def test_what_a_row_counts():
     assert chance == pytest.approx([1 / 3, 1 / 2, 1, 0, 0])
 
 
-def test_resamples_with_one_value_have_no_interval():
-    """Some resamples have one image only."""
-    first = rated_figures(
-        rated_set([1, 2], "xy"),
-        [1, 2],
-        20,
-    )[0]
-    assert (first.value, first.low) == (1, None)
-
-
 def test_accuracy_is_strict():
     rows = [Judged(str(number), "ab", kind=kind) for number, kind in enumerate("uuv")]
     scores = {"": np.array([[2.0, 1.0], [1.0, 1.0], [1.0, 0.0]])}

@@ -5,7 +5,6 @@ splits and the oracle.
 """
 
 from rl_caption.data.scenes.module import ScenesData as ScenesData
-from rl_caption.data.scenes.negatives import NEGATIVE_KINDS as NEGATIVE_KINDS
 from rl_caption.data.scenes.negatives import hard_negatives as hard_negatives
 from rl_caption.data.scenes.oracle import claims as claims
 from rl_caption.data.scenes.oracle import oracle as oracle

@@ -6,23 +6,20 @@ things.
 
 import re
 from collections.abc import Sequence
-from itertools import combinations
 
 from rl_caption.data.scenes.world import Draws, Kind, Scene, relations_between
 
 NUMBERS = ("no", "one", "two", "three", "four")
-SYNONYMS = {
-    "large": ("large", "large", "big"),
-    "small": ("small", "small", "little"),
-    "dotted": ("dotted", "dotted", "spotted"),
+WORDINGS = {
+    "large": "large|large|big",
+    "small": "small|small|little",
+    "dotted": "dotted|dotted|spotted",
+    "left of": "left of|to the left of|to the left of",
+    "right of": "right of|to the right of|to the right of",
+    "above": "above|above|over",
+    "below": "below|below|beneath|under",
 }
-"""Wordings of an attribute's value, repeated by weight; other values have one wording."""
-RELATION_PHRASES = {
-    "left of": ("left of", "to the left of", "to the left of"),
-    "right of": ("right of", "to the right of", "to the right of"),
-    "above": ("above", "above", "over"),
-    "below": ("below", "below", "beneath", "under"),
-}
+"""Wordings of an attribute's value or a relation, repeated by weight; others have one wording."""
 _GENERIC = re.compile(r"\b(shape|object)s?\b")
 
 
@@ -48,38 +45,28 @@ def long_reference(scene: Scene, seed: int) -> str:
     """A description of 3 to 6 sentences that tells every fact of the scene; a pure function."""
     draws = Draws("long", seed, repr(scene))
     kinds = scene.kinds
-    first = _join_phrases(
-        [noun_phrase(kind, ("size", "colour"), draws) for kind in kinds]
-    )
-    there = f"there {_be(kinds[0])}"
-    sentences = [
-        f"{draws.choice(('the picture shows', there, 'the picture shows'))} {first}"
-    ]
-    textures = [
-        f"{_the(kind)} {_be(kind)} {_choose_synonym(kind.texture, draws)}"
-        for kind in kinds
-    ]
-    sentences.append(_join_phrases(textures))
-    background = (
-        f"the background is {scene.background}",
-        f"the picture has {_a_background(scene)}",
-    )
-    sentences.append(draws.choice(background))
-    related: dict[Kind, list[str]] = {}
-    for kind, other in combinations(kinds, 2):
-        if relations := relations_between(kind, other):
-            phrase = draws.choice(RELATION_PHRASES[relations[0]])
-            related.setdefault(kind, []).append(f"{phrase} {_the(other)}")
-    for kind, phrases in related.items():
-        sentences.append(f"{_the(kind)} {_be(kind)} {' and '.join(phrases)}")
+    names = [noun_phrase(kind, ("size", "colour"), draws) for kind in kinds]
+    shows = "the picture shows"
+    opening = draws.choice((shows, f"there {_be(kinds[0])}", shows))
+    textures = [f"{_the_is(kind)} {_word(kind.texture, draws)}" for kind in kinds]
+    sentences = [f"{opening} {_join_phrases(names)}", _join_phrases(textures)]
+    ground = f"the background is {scene.background}"
+    sentences.append(draws.choice((ground, f"the picture has {_ground(scene)}")))
+    for index, kind in enumerate(kinds):
+        related = []
+        for other in kinds[index + 1 :]:
+            for relation in relations_between(kind, other)[:1]:
+                related.append(f"{_word(relation, draws)} {_the(other)}")
+        if related:
+            sentences.append(f"{_the_is(kind)} {' and '.join(related)}")
     return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
 
 
 def noun_phrase(kind: Kind, attributes: Sequence[str], draws: Draws) -> str:
     """Name a kind: number or article, the given ``attributes`` (size, texture, colour), and shape."""
     told = [name for name in ("size", "texture", "colour") if name in attributes]
-    words = [_choose_synonym(getattr(kind, name), draws) for name in told]
-    words.append(_shape(kind))
+    words = [_word(getattr(kind, name), draws) for name in told]
+    words.append(_noun(kind))
     number = NUMBERS[len(kind.things)] if kind.several else article(words[0])
     return " ".join([number, *words])
 
@@ -94,23 +81,28 @@ def article(following: str) -> str:
     return "an" if following[0] in "aeio" and following != "one" else "a"
 
 
-def _choose_synonym(value: str, draws: Draws) -> str:
-    return draws.choice(SYNONYMS.get(value, (value,)))
+def _word(value: str, draws: Draws) -> str:
+    """A wording of an attribute's value or of a relation."""
+    return draws.choice(WORDINGS.get(value, value).split("|"))
 
 
-def _shape(kind: Kind) -> str:
+def _noun(kind: Kind) -> str:
     return plural(kind.shape) if kind.several else kind.shape
 
 
 def _the(kind: Kind) -> str:
-    return f"the {kind.colour} {_shape(kind)}"
+    return f"the {kind.colour} {_noun(kind)}"
 
 
 def _be(kind: Kind) -> str:
     return "are" if kind.several else "is"
 
 
-def _a_background(scene: Scene) -> str:
+def _the_is(kind: Kind) -> str:
+    return f"{_the(kind)} {_be(kind)}"
+
+
+def _ground(scene: Scene) -> str:
     return f"{article(scene.background)} {scene.background} background"
 
 
@@ -128,15 +120,46 @@ def _vary_typing(sentence: str, draws: Draws) -> str:
 
 def _short_sentence(scene: Scene, draws: Draws) -> str:
     """Draw one candidate; empty where its form does not fit the scene."""
-    forms = (_one_kind, _one_kind_on_background, _relation, _all, _shapes)
+    kinds = scene.kinds
     weights = ((4, 2, 0, 0, 1), (2, 2, 6, 4, 1), (2, 2, 6, 3, 2))[
-        min(len(scene.kinds), 3) - 1
+        min(len(kinds), 3) - 1
     ]
+    forms = ("kind", "kind on", "relation", "all", "number on")
     form = draws.choose_weighted(forms, weights)
-    sentence = form(scene, draws)
-    if sentence and form in (_relation, _all, _one_kind) and draws.chance(0.3):
-        sentence += " " + _on_background(scene, draws)
+    if form == "number on":
+        total = len(scene.things)
+        noun = draws.choice(("shape", "object"))
+        name = f"{NUMBERS[total]} {plural(noun) if total > 1 else noun}"
+        place = draws.below(3)
+        if place == 0:
+            name = f"there {'are' if total > 1 else 'is'} {name}"
+        return _with_ground(name, place == 1, scene, draws)
+    if form == "relation":
+        sentence = _relation(scene, draws)
+    elif form == "all":
+        several = kinds if draws.chance(0.6) else kinds[:2]
+        names = [_describe(kind, scene, draws) for kind in several]
+        openings = ("", f"there {_be(kinds[0])} ", "the picture shows ")
+        sentence = draws.choose_weighted(openings, (3, 1, 1)) + _join_phrases(names)
+    else:
+        kind = kinds[0] if draws.chance(0.85) else draws.choice(kinds)
+        if form == "kind on":
+            name = _describe(kind, scene, draws)
+            return _with_ground(name, draws.chance(0.3), scene, draws)
+        opening = draws.choice((f"there {_be(kind)}", "the picture shows"))
+        sentence = f"{opening} {_describe(kind, scene, draws)}"
+    if sentence and draws.chance(0.3):
+        return _with_ground(sentence, False, scene, draws)
     return sentence
+
+
+def _with_ground(name: str, first: bool, scene: Scene, draws: Draws) -> str:
+    """Say what is on the background, which is named first or last."""
+    ground = _ground(scene)
+    if first:
+        return f"{ground} with {name}"
+    preposition = draws.choose_weighted(("on", "against", "in front of"), (4, 1, 1))
+    return f"{name} {preposition} {ground}"
 
 
 def _describe(kind: Kind, scene: Scene, draws: Draws) -> str:
@@ -154,57 +177,16 @@ def _describe(kind: Kind, scene: Scene, draws: Draws) -> str:
     return noun_phrase(kind, mentioned, draws)
 
 
-def _on_background(scene: Scene, draws: Draws) -> str:
-    preposition = draws.choose_weighted(("on", "against", "in front of"), (4, 1, 1))
-    return f"{preposition} {_a_background(scene)}"
-
-
-def _salient(scene: Scene, draws: Draws) -> Kind:
-    return scene.kinds[0] if draws.chance(0.85) else draws.choice(scene.kinds)
-
-
-def _one_kind(scene: Scene, draws: Draws) -> str:
-    kind = _salient(scene, draws)
-    opening = draws.choice((f"there {_be(kind)}", "the picture shows"))
-    return f"{opening} {_describe(kind, scene, draws)}"
-
-
-def _one_kind_on_background(scene: Scene, draws: Draws) -> str:
-    name = _describe(_salient(scene, draws), scene, draws)
-    if draws.chance(0.3):
-        return f"{_a_background(scene)} with {name}"
-    return f"{name} {_on_background(scene, draws)}"
-
-
-def _shapes(scene: Scene, draws: Draws) -> str:
-    total = len(scene.things)
-    noun = draws.choice(("shape", "object"))
-    name = f"{NUMBERS[total]} {plural(noun) if total > 1 else noun}"
-    form = draws.below(3)
-    if form == 1:
-        return f"{_a_background(scene)} with {name}"
-    there = f"there {'are' if total > 1 else 'is'} " if form == 0 else ""
-    return f"{there}{name} {_on_background(scene, draws)}"
-
-
-def _all(scene: Scene, draws: Draws) -> str:
-    kinds = scene.kinds if draws.chance(0.6) else scene.kinds[:2]
-    names = _join_phrases([_describe(kind, scene, draws) for kind in kinds])
-    openings = ("", f"there {_be(kinds[0])} ", "the picture shows ")
-    return draws.choose_weighted(openings, (3, 1, 1)) + names
-
-
 def _relation(scene: Scene, draws: Draws) -> str:
-    first, second = (
-        scene.kinds[:2] if draws.chance(0.8) else draws.permute(scene.kinds)[:2]
-    )
+    kinds = scene.kinds if draws.chance(0.8) else draws.permute(scene.kinds)
+    first, second = kinds[:2]
     relations = relations_between(first, second)
     if not relations:
         return ""
-    phrase = draws.choice(RELATION_PHRASES[relations[0]])
+    phrase = _word(relations[0], draws)
     one, other = _describe(first, scene, draws), _describe(second, scene, draws)
     if draws.chance(0.25):
-        back = draws.choice(RELATION_PHRASES[relations_between(second, first)[0]])
+        back = _word(relations_between(second, first)[0], draws)
         return f"{one} with {other} {back} {'them' if first.several else 'it'}"
     forms = (
         f"{one} {phrase} {other}",

@@ -2,7 +2,7 @@
 
 import itertools
 from functools import lru_cache, partial
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 from pydantic import Field
 
@@ -21,9 +21,10 @@ from rl_caption.data.scenes.world import (
 )
 from rl_caption.runtime.options import Seed
 
-Scenes: TypeAlias = Annotated[int, Field(ge=0, le=10**9)]
-Side: TypeAlias = Annotated[int, Field(ge=16, le=4096)]
-Captions: TypeAlias = Annotated[int, Field(ge=1, le=10)]
+Scenes: TypeAlias = Annotated[int, Field(ge=0)]
+Side: TypeAlias = Annotated[int, Field(ge=16)]
+CAPTIONS = 5
+"""Short references per image."""
 BUCKETS_OF_SPLIT = {
     "train": range(2, 8),
     "val": range(1),
@@ -49,7 +50,6 @@ class ScenesData(Splits):
         image_size: side of the images in pixels, at least 16.
         seed: which scenes and captions. The first n scenes of a split do not depend on the split's
             size.
-        captions_per_image: short references per image, 1 to 10.
         positives: rows also have as many ``positive_captions``, in other words, and one of
             ``positive_images`` per reference, which show the same scene shifted.
     """
@@ -62,66 +62,55 @@ class ScenesData(Splits):
         num_unseen: Scenes = 400,
         image_size: Side = 64,
         seed: Seed = 0,
-        captions_per_image: Captions = 5,
         positives: bool = False,
     ) -> None:
         sizes = (num_train, num_val, num_test, num_unseen)
         rows = {}
         for split, size in zip(BUCKETS_OF_SPLIT, sizes, strict=True):
-            options = (image_size, seed, captions_per_image, positives, split)
-            rows[split] = RowView(range(size), partial(_row, options))
+            make = partial(_row, image_size, seed, positives, split)
+            rows[split] = RowView(range(size), make)
         super().__init__(rows, "the generated world")
 
 
-def _row(options: tuple[Any, ...], index: int) -> Row:
-    """A row, whose references are the caller's own list."""
-    row = _kept_row(*options, index)
-    return {**row, "references": list(row["references"])}
-
-
-@lru_cache(maxsize=100_000)
-def _kept_row(
-    image_size: int,
-    seed: int,
-    count: int,
-    positives: bool,
-    split: str,
-    index: int,
-) -> Row:
-    """Make a row (about 3 KB, without pixels)."""
-    scene = _scene_of_row(seed, split, index)
-    wording = hash_text(f"{seed}/{split}/{index}/captions")
-    # The first captions do not depend on how many are asked for.
-    captions = references(scene, wording, 2 * count if positives else count)
+def _row(image_size: int, seed: int, positives: bool, split: str, index: int) -> Row:
+    scene, captions, shifted = _scene_and_captions(seed, positives, split, index)
     row = Row(
         image_id=f"{split}-{index:06d}",
         image=SceneImage(scene, image_size),
-        references=captions[:count],
-        long_reference=long_reference(scene, wording),
+        references=captions[:CAPTIONS],
+        long_reference=captions[-1],
         scene=scene,
     )
     if positives:
-        row["positive_captions"] = captions[count:]
-        # Where no shift of the scene belongs to this split, the scene itself.
-        shifted = [
-            moved for moved in moves(scene) if moved != scene and belongs(moved, split)
-        ]
-        order = Draws("moved", f"{seed}/{index}", split).permute(shifted or [scene])
-        row["positive_images"] = [
-            SceneImage(order[number % len(order)], image_size)
-            for number in range(count)
-        ]
+        row["positive_captions"] = captions[CAPTIONS:-1]
+        row["positive_images"] = [SceneImage(moved, image_size) for moved in shifted]
     return row
 
 
-def _scene_of_row(seed: int, split: str, index: int) -> Scene:
-    """The first of the row's candidates whose content belongs in the split."""
+@lru_cache(maxsize=100_000)
+def _scene_and_captions(
+    seed: int, positives: bool, split: str, index: int
+) -> tuple[Scene, list[str], list[Scene]]:
+    """The first of the row's candidates whose content belongs in the split, its captions, the long
+    one last, and shifts of it.
+    """
     pairs = (PAIRS, UNSEEN_PAIRS) if split == "test_unseen" else (SEEN_PAIRS, ())
-    for attempt in itertools.count():
-        scene = make_scene(hash_text(f"{seed}/{split}/{index}/{attempt}"), *pairs)
-        if belongs(scene, split):
-            return scene
-    raise AssertionError("a scene belongs in some split")
+    candidates = (
+        make_scene(hash_text(f"{seed}/{split}/{index}/{attempt}"), *pairs)
+        for attempt in itertools.count()
+    )
+    scene = next(scene for scene in candidates if belongs(scene, split))
+    wording = hash_text(f"{seed}/{split}/{index}/captions")
+    # The first captions do not depend on how many are asked for.
+    captions = references(scene, wording, (1 + positives) * CAPTIONS)
+    captions.append(long_reference(scene, wording))
+    if not positives:
+        return scene, captions, []
+    others = [other for other in moves(scene) if other != scene]
+    # Where no shift of the scene belongs to this split, the scene itself.
+    shifted = [other for other in others if belongs(other, split)] or [scene]
+    order = Draws("moved", f"{seed}/{index}", split).permute(shifted)
+    return scene, captions, list(itertools.islice(itertools.cycle(order), CAPTIONS))
 
 
 def belongs(scene: Scene, split: str) -> bool:
@@ -134,6 +123,6 @@ def content_key(scene: Scene) -> str:
     pixel.
     """
     things = sorted(
-        (*thing.look, thing.x // _CELL, thing.y // _CELL) for thing in scene.things
+        (*thing[:4], thing.x // _CELL, thing.y // _CELL) for thing in scene.things
     )
     return f"{scene.background} {things}"

@@ -2,6 +2,7 @@
 the oracle.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, combinations, product
 
@@ -19,19 +20,15 @@ from rl_caption.data.scenes.oracle import (
     pair_things,
     tokens,
 )
-from rl_caption.data.scenes.oracle import NUMBERS as NUMBER_VALUES
 from rl_caption.data.scenes.world import (
+    ATTRIBUTES,
     BACKGROUNDS,
-    COLOURS,
     RELATIONS,
     SHAPES,
-    SIZES,
-    TEXTURES,
     Draws,
     Scene,
 )
 
-_VALUES = {"colour": COLOURS, "size": SIZES, "texture": TEXTURES}
 _TO_THE = {"left of": "to the left of", "right of": "to the right of"}
 NEGATIVE_KINDS = (
     "replace_object",
@@ -46,8 +43,8 @@ NEGATIVE_KINDS = (
     "word_order",
 )
 """Kinds of hard negatives, in the order in which ``hard_negatives`` returns them."""
-Edit = Mapping[int, list[str]]
-"""Index of a chunk -> its new tokens."""
+Edit = Mapping[Chunk, list[str]]
+"""A chunk -> its new tokens."""
 
 
 def hard_negatives(scene: Scene, caption: str, seed: int) -> list[tuple[str, str]]:
@@ -63,9 +60,11 @@ def hard_negatives(scene: Scene, caption: str, seed: int) -> list[tuple[str, str
     chunks = cut_chunks(words)
     negatives: list[tuple[str, str]] = []
     for name in NEGATIVE_KINDS[:-1]:
-        for edit in draws.permute(list(_edits(name, chunks, scene))):
+        change, _, what = name.partition("_")
+        edits = _replacements if change == "replace" else _swaps
+        for edit in draws.permute(list(edits(what, chunks))):
             text = _text(_agreeing(chunks, edit), capital)
-            if text != _text(words, capital) and oracle(text, scene).precision < 1:
+            if oracle(text, scene).precision < 1:
                 negatives.append((name, text))
                 break
     original = oracle(caption, scene)
@@ -79,157 +78,96 @@ def hard_negatives(scene: Scene, caption: str, seed: int) -> list[tuple[str, str
     return negatives
 
 
-def _edits(name: str, chunks: Sequence[Chunk], scene: Scene) -> Iterator[Edit]:
-    """Every edit of a kind of hard negatives."""
-    change, _, what = name.partition("_")
-    if change == "replace":
-        for chunk in chunks:
-            for new in _replacements(what, chunk, scene):
-                yield {chunk.position: new}
-    elif what == "relation":
+def _replacements(what: str, chunks: Sequence[Chunk]) -> Iterator[Edit]:
+    """Every edit that replaces an object, attribute, background, relation or count by another."""
+    for chunk in chunks:
+        for at, value, values in _slots(what, chunk):
+            for other in values:
+                if other != value:
+                    yield {chunk: _put(chunk.words, at, other)}
+
+
+def _swaps(what: str, chunks: Sequence[Chunk]) -> Iterator[Edit]:
+    """Every edit that gives each of two things what the other has."""
+    if what == "relation":
         for subject, _, other in pair_things(chunks):
-            yield {subject.position: other.words, other.position: subject.words}
-    else:
-        things = [chunk for chunk in chunks if chunk.kind == "thing"]
-        for one, two in combinations(things, 2):
-            for first, second in _swaps(what, one, two):
-                yield {one.position: first, two.position: second}
+            yield {subject: other.words, other: subject.words}
+        return
+    things = [chunk for chunk in chunks if chunk.kind == "thing"]
+    for one, two in combinations(things, 2):
+        first, second = one.words, two.words
+        for slot, other_slot in product(_slots(what, one), _slots(what, two)):
+            (a, value, values), (b, other_value, others) = slot, other_slot
+            if values == others and value != other_value:
+                yield {one: _put(first, a, second[b]), two: _put(second, b, first[a])}
 
 
-def _replacements(what: str, chunk: Chunk, scene: Scene) -> Iterator[list[str]]:
-    """Other tokens for a chunk."""
-    words = chunk.words
-    match what, chunk.kind:
-        case "object", "thing" if chunk.shape is not None:
-            for shape in _others(SHAPES, chunk.shape):
-                yield _rename_shape(words, shape)
-        case "attribute", "thing" | "adjectives":
-            for at, attribute, value in _attributes(words):
-                if value in _VALUES[attribute]:  # no background's colour
-                    for other in _others(_VALUES[attribute], value):
-                        yield _replace_word(words, at, other)
-        case "background", "ground" | "adjectives":
-            for at, word in enumerate(words):
-                if word == scene.background:
-                    for other in _others(BACKGROUNDS, word):
-                        yield _replace_word(words, at, other)
-        case "relation", "relation":
-            for relation in _others(RELATIONS, chunk.value):
-                yield _TO_THE.get(relation, relation).split()
-        case "count", "thing" if _count(chunk):
-            # "a circle" is not false of two circles, so nothing is replaced by a bare article.
-            for number in range(1, len(NUMBERS)):
-                if number != _count(chunk):
-                    yield _change_number(words, number, "one")
+def _slots(what: str, chunk: Chunk) -> Iterator[tuple[int, str, Sequence[str]]]:
+    """Words of a chunk that may be replaced: position, value, and the values it may have."""
+    if what == chunk.kind == "relation":
+        yield 0, chunk.relation, RELATIONS
+    if what == "count" and chunk.kind == "thing" and not chunk.definite:
+        # "circles" introduces no number.
+        count = chunk.number or int(not chunk.several)
+        if 0 < count < len(NUMBERS):
+            yield 0, NUMBERS[count], NUMBERS[1:]
+    for at, word in enumerate(chunk.words):
+        shape, _ = NOUNS.get(word, (None, False))
+        attribute, value = ADJECTIVES.get(word, ("", ""))
+        if what == "object" and shape is not None:
+            yield at, shape, SHAPES
+        elif what == "background" and value in BACKGROUNDS:
+            yield at, value, BACKGROUNDS
+        elif what == "attribute" and value in ATTRIBUTES.get(attribute, ()):
+            yield at, value, ATTRIBUTES[attribute]
 
 
-def _swaps(what: str, one: Chunk, two: Chunk) -> Iterator[tuple[list[str], list[str]]]:
-    """Other tokens for two things, each with what the other had."""
-    first, second = one.words, two.words
-    low, high = sorted((_count(one), _count(two)))
-    if what == "object" and one.shape and two.shape and one.shape != two.shape:
-        yield _rename_shape(first, two.shape), _rename_shape(second, one.shape)
-    elif what == "attribute":
-        pairs = product(_attributes(first), _attributes(second))
-        for (a, attribute, value), (b, other, other_value) in pairs:
-            if attribute == other and value != other_value:
-                yield (
-                    _replace_word(first, a, second[b]),
-                    _replace_word(second, b, first[a]),
-                )
-    elif what == "count" and 0 < low < high < len(NUMBERS):
-        changed = _change_number(first, _count(two), "a")
-        yield changed, _change_number(second, _count(one), "a")
+def _put(words: list[str], at: int, new: str) -> list[str]:
+    """Put a relation, a number or article, a noun or an adjective in the place of another."""
+    if new in RELATIONS:
+        return _TO_THE.get(new, new).split()
+    if new in (*NUMBERS, "a", "an"):
+        noun = NOUNS[words[-1]][0] or words[-1].removesuffix("s")
+        adjectives = [word for word in words if word in ADJECTIVES]
+        one = new in ("one", "a", "an")
+        return [new, *adjectives, noun if one else plural(noun)]
+    if new in NOUNS:  # in the number of the noun that it replaces
+        shape = str(NOUNS[new][0])
+        new = plural(shape) if NOUNS[words[at]][1] else shape
+    return [*words[:at], new, *words[at + 1 :]]
 
 
-def _others(values: Sequence[str], value: str) -> list[str]:
-    return [other for other in values if other != value]
-
-
-def _replace_word(words: list[str], at: int, word: str) -> list[str]:
-    return [*words[:at], word, *words[at + 1 :]]
-
-
-def _rename_shape(words: list[str], shape: str) -> list[str]:
-    return [*words[:-1], plural(shape) if NOUNS[words[-1]][1] else shape]
-
-
-def _attributes(words: list[str]) -> list[tuple[int, str, str]]:
-    """(position, attribute, value) of the adjectives of a chunk."""
-    return [
-        (at, *ADJECTIVES[word]) for at, word in enumerate(words) if word in ADJECTIVES
-    ]
-
-
-def _count(chunk: Chunk) -> int:
-    """The number that a thing introduces; 0 where it introduces none ("the circle", "circles")."""
-    return 0 if chunk.definite else chunk.number or int(not chunk.plural)
-
-
-def _change_number(words: list[str], count: int, one: str) -> list[str]:
-    rest = [
-        word
-        for word in words[:-1]
-        if word not in NUMBER_VALUES and word not in ("a", "an")
-    ]
-    noun = NOUNS[words[-1]][0] or words[-1].removesuffix("s")
-    if count == 1:
-        return [one, *rest, noun]
-    return [NUMBERS[count], *rest, plural(noun)]
-
-
-def _agreeing(chunks: Sequence[Chunk], edit: Edit) -> Iterable[str]:
+def _agreeing(chunks: Sequence[Chunk], edit: Edit) -> list[str]:
     """The tokens after an edit; verbs, pronouns and articles agree, so that grammar does not reveal
     the negative.
     """
-    words = [list(edit.get(chunk.position, chunk.words)) for chunk in chunks]
-    now = cut_chunks(list(chain(*words)))
-    if len(now) != len(words):
-        return chain(*words)
-    things = {chunk.position: chunk for chunk in now if chunk.kind == "thing"}
-    for at, (chunk, own) in enumerate(zip(now, words, strict=True)):
+    words = chain.from_iterable(edit.get(chunk, chunk.words) for chunk in chunks)
+    now = [*cut_chunks(list(words)), Chunk("stop", [])]
+    several = [chunk.several for chunk in now if chunk.kind == "thing"]
+    for at, chunk in enumerate(now):
         if chunk.kind in ("be", "there"):
-            ahead = chunk.kind == "there" or (at > 1 and now[at - 2].kind == "relation")
-            subject = things.get(at + 1 if ahead else at - 1)
-            if subject is not None:
-                verb = "are" if subject.plural else "is"
-                own[:] = [verb if word in ("is", "are") else word for word in own]
-        elif (
-            chunk.kind in ("thing", "ground") and len(own) > 1 and own[0] in ("a", "an")
-        ):
-            own[0] = article(own[1])
+            ahead = chunk.kind == "there" or now[at - 2].kind == "relation"
+            subject = now[at + 1 if ahead else at - 1]
+            if subject.kind == "thing":
+                verb = chunk.words.index("is" if "is" in chunk.words else "are")
+                chunk.words[verb] = "are" if subject.several else "is"
+        elif chunk.words[:1] in (["a"], ["an"]):
+            chunk.words[0] = article(chunk.words[1])
         elif chunk.kind == "pronoun":
-            several = bool(things) and next(iter(things.values())).plural
-            own[:] = ["them" if several else "it"]
-    return chain(*words)
+            chunk.words[:] = ["them" if any(several[:1]) else "it"]
+    return list(chain.from_iterable(chunk.words for chunk in now))
 
 
 def _text(words: Iterable[str], capital: bool) -> str:
     """Join tokens to text: no space before punctuation; with ``capital``, sentences start with one."""
-    text, starts = "", capital
-    for word in words:
-        if word in PUNCTUATION:
-            text += word
-            starts = starts or (capital and word in ".!?")
-        else:
-            text += " " * bool(text) + (word[0].upper() + word[1:] if starts else word)
-            starts = False
+    text = re.sub(r" ([.,;:!?])", r"\1", " ".join(words))
+    if capital:
+        text = re.sub(r"(^|[.!?] )\w", lambda start: start[0].upper(), text)
     return text
 
 
 class SceneNegatives:
-    """Exact hard negatives of generated scenes, a ``NegativeSource``.
-
-    ``kinds`` are among ``NEGATIVE_KINDS``; None takes all. Raises ``ValueError`` for others.
-    """
-
-    def __init__(self, kinds: Sequence[str] | None = None) -> None:
-        unknown = sorted(set(kinds or ()) - set(NEGATIVE_KINDS))
-        if unknown:
-            raise ValueError(
-                f"kinds has {unknown}: expected some of {list(NEGATIVE_KINDS)}"
-            )
-        self.kinds = tuple(kinds or NEGATIVE_KINDS)
+    """Exact hard negatives of generated scenes, a ``NegativeSource``."""
 
     def __call__(
         self,
@@ -246,5 +184,4 @@ class SceneNegatives:
                 f"needs"
             )
         pairs = hard_negatives(row["scene"], caption, int(generator.integers(2**31)))
-        chosen = [pair for pair in pairs if pair[0] in self.kinds]
-        return [chosen[index] for index in generator.permutation(len(chosen))]
+        return [pairs[index] for index in generator.permutation(len(pairs))]

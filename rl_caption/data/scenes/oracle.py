@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache, partial
-from itertools import product
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, product
 from typing import NamedTuple
 
 from rl_caption.data.scenes.language import plural
 from rl_caption.data.scenes.world import (
+    ATTRIBUTES,
     BACKGROUNDS,
-    COLOURS,
     MARGIN,
-    RELATIONS,
     SHAPES,
     Fact,
     Kind,
@@ -29,7 +28,6 @@ from rl_caption.data.scenes.world import (
     facts,
     offset,
     relation_fact,
-    relations_between,
 )
 
 _TOKEN = re.compile(r"[\w'-]+|[.,;:!?]")
@@ -39,76 +37,81 @@ NOUNS: dict[str, tuple[str | None, bool]] = {}
 for _noun in (*SHAPES, "shape", "object", "thing"):
     _shape = _noun if _noun in SHAPES else None
     NOUNS |= {_noun: (_shape, False), plural(_noun): (_shape, True)}
-ADJECTIVES = {colour: ("colour", colour) for colour in (*COLOURS, *BACKGROUNDS)}
+ADJECTIVES = {colour: ("colour", colour) for colour in BACKGROUNDS}
 """Adjective -> attribute and value."""
-for _words, _attribute, _value in (
-    ("gray", "colour", "grey"),
-    ("violet", "colour", "purple"),
-    ("turquoise", "colour", "cyan"),
-    ("large big huge", "size", "large"),
-    ("small little tiny", "size", "small"),
-    ("plain solid", "texture", "plain"),
-    ("striped stripy", "texture", "striped"),
-    ("dotted spotted", "texture", "dotted"),
-):
-    ADJECTIVES |= dict.fromkeys(_words.split(), (_attribute, _value))
+for _attribute, _values in ATTRIBUTES.items():
+    ADJECTIVES |= {value: (_attribute, value) for value in _values}
+_SYNONYMS = (
+    "gray grey, violet purple, turquoise cyan, big large, huge large, little small, "
+    "tiny small, solid plain, stripy striped, spotted dotted"
+)
+for _pair in _SYNONYMS.split(", "):
+    _synonym, _value = _pair.split()
+    ADJECTIVES[_synonym] = ADJECTIVES[_value]
 NUMBERS = {str(number): number for number in range(1, 10)} | {"single": 1}
-for _number, _word in enumerate(
-    ["one", "two", "three", "four", "five", "six", "seven", "eight"], start=1
-):
+_WORDS = "one two three four five six seven eight"
+for _number, _word in enumerate(_WORDS.split(), start=1):
     NUMBERS[_word] = _number
-_PICTURES = [
-    f"{article} {picture} {verb}".strip()
-    for article in ("", "a", "an", "the", "this")
-    for picture in ("picture", "image", "photo")
-    for verb in ("shows", "contains", "has", "of", "with")
-]
-_WORDINGS = {
-    "left of": "left of, to the left of, on the left of, at the left of, on the left side of",
-    "right of": "right of, to the right of, on the right of, at the right of, on the right side of",
-    "above": "above, over, on top of",
-    "below": "below, beneath, under, underneath",
-    "there": "there is, there are",
-    "be": "is, are, is located, are located",
-    "on": "on, against, in front of",
+_RELATIONS = {
+    "left of": "left",
+    "right of": "right",
+    "above": "above over top",
+    "below": "below beneath under underneath",
+}
+"""Relation -> the words that decide it."""
+RELATION_WORDS = {
+    word: relation for relation, words in _RELATIONS.items() for word in words.split()
+}
+
+_ADJECTIVE = f"({'|'.join(ADJECTIVES)})"
+_BEFORE_NOUN = f"((a|an|the|this) )?(({'|'.join(NUMBERS)}) )?({_ADJECTIVE} )*"
+_PATTERNS = {
+    "stop": "[.;!?]",
+    "comma": "[,:]",
+    "relation": "((to|on|at) the )?(left|right) of|on the (left|right) side of|"
+    "above|over|on top of|below|beneath|under|underneath",
+    "there": "there (is|are)",
+    "be": "(is|are)( located)?",
+    "on": "on|against|in front of",
     "and": "and",
     "with": "with",
-    "pronoun": "it, them",
-    "opening": ", ".join(_PICTURES),
-    "closing": "in the picture, in the image, in this picture, in this image",
+    "pronoun": "it|them",
+    "opening": "((a|an|the|this) )?(picture|image|photo) (shows|contains|has|of|with)",
+    "closing": "in (the|this) (picture|image)",
+    "thing": f"{_BEFORE_NOUN}({'|'.join(NOUNS)})",
+    "ground": f"{_BEFORE_NOUN}(background|backdrop)",
+    "adjectives": f"{_ADJECTIVE}( {_ADJECTIVE})*",
+    "unknown": r"\S+",
 }
-"""Relation, or kind of another chunk -> its phrases."""
-_PHRASES = {text: key for key, texts in _WORDINGS.items() for text in texts.split(", ")}
+"""Kind of a chunk -> its tokens; the first that fits is taken."""
+_GROUPS = "|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _PATTERNS.items())
+_CHUNK = re.compile(f"(?:{_GROUPS}) ")
 
-
-def _any(texts: Iterable[str]) -> str:
-    return "|".join(sorted(texts, key=len, reverse=True))
-
-
-_CHUNK = re.compile(
-    rf"(?P<mark>[{PUNCTUATION}]) "
-    rf"|(?P<phrase>{_any(_PHRASES)}) "
-    rf"|((?P<article>a|an|the|this) )?((?P<number>{_any(NUMBERS)}) )?"
-    rf"(?P<said>(({_any(ADJECTIVES)}) )*)(?P<noun>{_any(NOUNS)}|background|backdrop) "
-    rf"|(?P<adjectives>(({_any(ADJECTIVES)}) )+)"
-    rf"|\S+ "
-)
-"""A chunk of tokens, each followed by a space."""
-
-_LINKS = {
-    "there": ("", "thing ground"),
-    "opening": ("", "thing ground"),
-    "on": ("", "ground"),
-    "with": ("thing ground comma and pronoun closing", "thing ground"),
-    "be": ("thing ground", "relation adjectives thing on there closing"),
-    "and": (
-        "thing ground adjectives pronoun comma closing",
-        "thing ground relation adjectives there with on opening",
-    ),
-    "closing": ("thing ground pronoun be adjectives", ""),
-    "pronoun": ("relation", ""),
+_FRONTED = re.compile(r"(?!be|and)\w* thing (be|there) thing|stop thing comma thing")
+"""Kinds of the chunk before a relation and of three after it, the last of which is its subject:
+"above the star is a circle".
+"""
+_SUBJECT = re.compile(r"thing( be|( and| comma)+)?$")
+"""Kinds of the chunks before a relation, the last thing of which is its subject or, after "and" or a
+comma, the object of the relation whose subject it shares.
+"""
+_PLACES = {
+    "there": r" \* (thing|ground)$",
+    "opening": r" \* (thing|ground)$",
+    "on": r" \* ground$",
+    "with": r" (thing|ground|comma|and|pronoun|closing) \* (thing|ground)$",
+    # "is" before a thing only in "below the star is a circle".
+    "be": r" (thing|ground) \* (relation|adjectives|on|there|closing)$"
+    r"| relation (thing|ground) \* thing$",
+    "and": r" (thing|ground|adjectives|pronoun|comma|closing) "
+    r"\* (thing|ground|relation|adjectives|there|with|on|opening)$",
+    "closing": r" (thing|ground|pronoun|be|adjectives) \*",
+    "pronoun": r" relation \*",
+    # "the circle is red", "is red, and striped".
+    "adjectives": r" (thing|ground)( and| comma)? be \*| adjectives( and| comma)* \*",
 }
-"""Connecting chunk -> kinds of which one has to be before it and after it; empty where all may be.
+"""Kind of a chunk that needs neighbours -> kinds of the three chunks before it, itself as ``*``, and
+the kind of the chunk after it.
 """
 
 
@@ -137,52 +140,39 @@ class Claim(NamedTuple):
     true: bool
     """Whether it is true of the scene."""
     fact: Fact | None = None
-    """The fact of the scene that it tells, if any."""
+    """What it tells if it is true; it counts for recall where this is a fact of the scene."""
 
 
-@dataclass
+Attributes = tuple[tuple[str, str], ...]
+"""Pairs of an attribute and its value."""
+
+
+@dataclass(eq=False)
 class Chunk:
     """A phrase of a caption.
 
     ``kind`` is thing, ground (the background), adjectives, relation, there, be, on, and, with,
-    pronoun, opening, closing, comma, stop or unknown. ``bad`` counts words that could not be used.
-    For a thing, ``shape`` None is any shape, ``number`` None is no number, and ``definite`` ("the
-    red circle") refers back instead of introducing a thing.
+    pronoun, opening, closing, comma, stop or unknown. For a thing, ``shape`` None is any shape,
+    ``number`` None is no number, and ``definite`` ("the red circle") refers back instead of
+    introducing a thing.
     """
 
     kind: str
     words: list[str]
     """Its lower-case tokens."""
-    value: str = ""
-    attributes: tuple[tuple[str, str], ...] = ()
-    shape: str | None = None
+    attributes: Attributes = ()
     number: int | None = None
-    plural: bool = False
+    several: bool = False
+    """Whether a thing is more than one, by its number or else its plural."""
+    relation: str = ""
+    shape: str | None = None
     definite: bool = False
-    bad: int = 0
-    used: bool = False
-    position: int = 0
-    """Index among the chunks of the caption."""
-    subject: Chunk | None = field(default=None, repr=False)
-
-    @property
-    def several(self) -> bool:
-        """Whether a thing is more than one, by its number or else its plural."""
-        return self.number > 1 if self.number is not None else self.plural
+    used: int = 0
+    """How many of its words the grammar can use."""
 
 
 Related = tuple[Chunk, str, Chunk]
 """Subject, relation and object."""
-
-
-class Parse(NamedTuple):
-    """A parsed caption."""
-
-    things: list[Chunk]
-    relations: list[Related]
-    backgrounds: list[str]
-    unparsed: float
-    """Words that the grammar cannot use, over all words."""
 
 
 def oracle(caption: str, scene: Scene) -> OracleScore:
@@ -194,15 +184,17 @@ def oracle(caption: str, scene: Scene) -> OracleScore:
     false claim.
     """
     judged, total = claims(caption, scene), len(facts(scene))
-    true = sum(claim.true for claim in judged)
-    told = len(
-        {claim.fact for claim in judged if claim.true and claim.fact is not None}
-    )
-    precision = true / len(judged) if judged else 0.0
+    true = [claim.fact for claim in judged if claim.true]
+    told = len(facts(scene).intersection(true))
+    precision = len(true) / len(judged) if judged else 0.0
     # From whole numbers, rounded only at the end, so that no rounding error lifts F1 above both
     # precision and recall.
-    f1 = 2 * true * told / (true * total + told * len(judged)) if told else 0.0
-    return OracleScore(precision, told / total, f1, parse(caption).unparsed)
+    both = len(true) * total + told * len(judged)
+    f1 = 2 * len(true) * told / both if told else 0.0
+    chunks, _ = parse(caption)
+    words = sum(word not in PUNCTUATION for word in tokens(caption))
+    unused = words - sum(chunk.used for chunk in chunks)
+    return OracleScore(precision, told / total, f1, unused / max(words, 1))
 
 
 def tokens(caption: str) -> list[str]:
@@ -213,112 +205,72 @@ def tokens(caption: str) -> list[str]:
 
 
 @lru_cache(maxsize=8192)
-def parse(caption: str) -> Parse:
-    """Parse any caption; words that the grammar cannot use are counted, and claim nothing."""
-    words = tokens(caption)
-    chunks = cut_chunks(words)
+def parse(caption: str) -> tuple[list[Chunk], list[Related]]:
+    """Parse any caption; words that the grammar cannot use claim nothing."""
+    chunks = cut_chunks(tokens(caption))
     _connect(chunks)
-    relations = pair_things(chunks)
-    grounds = [chunk for chunk in chunks if chunk.kind == "ground"]
-    total = sum(word not in PUNCTUATION for word in words)
-    used = sum(len(chunk.words) - chunk.bad for chunk in chunks if chunk.used)
-    return Parse(
-        things=[chunk for chunk in chunks if chunk.kind == "thing"],
-        relations=relations,
-        backgrounds=[value for ground in grounds for _, value in ground.attributes],
-        unparsed=(total - used) / total if total else 0.0,
-    )
+    return chunks, pair_things(chunks)
 
 
 def cut_chunks(words: Sequence[str]) -> list[Chunk]:
     """Cut tokens into chunks; only things and grounds are ``used`` already (the others depend on
     neighbours).
     """
-    chunks = [_chunk(match) for match in _CHUNK.finditer(" ".join([*words, ""]))]
-    for position, chunk in enumerate(chunks):
-        chunk.position = position
-    return chunks
+    matches = _CHUNK.finditer(" ".join([*words, ""]))
+    return [_chunk(match.lastgroup or "", match[0].split()) for match in matches]
 
 
-def _chunk(match: re.Match[str]) -> Chunk:
-    words, phrase = match[0].split(), match["phrase"]
-    if match["mark"]:
-        return Chunk("comma" if match["mark"] in ",:" else "stop", words)
-    if phrase:
-        key = _PHRASES[phrase]
-        return Chunk("relation", words, key) if key in RELATIONS else Chunk(key, words)
-    said = [
-        ADJECTIVES[word]
-        for word in (match["said"] or match["adjectives"] or "").split()
-    ]
+def _chunk(kind: str, words: list[str]) -> Chunk:
+    """Read the words of a chunk; what repeats or does not agree is not used."""
+    said = [ADJECTIVES[word] for word in words if word in ADJECTIVES]
+    numbers = [NUMBERS[word] for word in words if word in NUMBERS]
     attributes = tuple(dict.fromkeys(said))
-    chunk = Chunk(
-        "unknown", words, attributes=attributes, bad=len(said) - len(attributes)
-    )
-    if match["adjectives"]:
-        chunk.kind = "adjectives"
-    elif match["noun"] in NOUNS:
-        _read_thing(chunk, match)
-    elif match["noun"]:
-        chunk.kind, chunk.used = "ground", True
-        chunk.attributes = tuple(pair for pair in attributes if pair[0] == "colour")
-        others = set(attributes) - {*chunk.attributes, ("texture", "plain")}
-        chunk.bad += len(others) + bool(match["number"])
+    chunk = Chunk(kind, words, attributes)
+    for word in words:
+        chunk.relation = RELATION_WORDS.get(word, chunk.relation)
+    useful = len(words) - len(said) + len(attributes)
+    if kind == "thing":
+        chunk.shape, chunk.several = NOUNS[words[-1]]
+        chunk.definite = words[0] == "the"
+        singular = words[0] in ("a", "an", "this")
+        if numbers:
+            (chunk.number,) = numbers
+            useful -= chunk.several != (chunk.number > 1)
+            useful -= singular and "single" not in words
+            chunk.several = chunk.number > 1
+        else:
+            useful -= singular and chunk.several
+        chunk.used = useful
+    if kind == "ground":
+        chunk.attributes = _colours(attributes)
+        plain = ("texture", "plain") in attributes
+        told = len(chunk.attributes) + plain
+        chunk.used = len(words) - len(said) - len(numbers) + told
     return chunk
 
 
-def _read_thing(chunk: Chunk, match: re.Match[str]) -> None:
-    """Read noun, number and article of a thing; those that do not agree count as bad."""
-    chunk.kind, chunk.used = "thing", True
-    chunk.shape, chunk.plural = NOUNS[match["noun"]]
-    chunk.number = NUMBERS.get(match["number"])
-    chunk.definite = match["article"] == "the"
-    singular = match["article"] in ("a", "an", "this")
-    if chunk.number is None:
-        chunk.bad += singular and chunk.plural
-    else:
-        chunk.bad += chunk.plural != (chunk.number > 1)
-        chunk.bad += singular and match["number"] != "single"
+def _colours(attributes: Attributes) -> Attributes:
+    return tuple(pair for pair in attributes if pair[0] == "colour")
 
 
 def _connect(chunks: list[Chunk]) -> None:
-    """Mark connecting chunks as used where their neighbours fit, and apply predicates ("is red")."""
-    kinds = ["", *(chunk.kind for chunk in chunks), ""]
-    for position, (chunk, before, after) in enumerate(
-        zip(chunks, kinds, kinds[2:], strict=False)
-    ):
-        if chunk.kind in _LINKS:
-            left, right = _LINKS[chunk.kind]
-            fits = not left or before in left.split()
-            chunk.used = fits and (not right or after in right.split())
+    """Mark chunks as used where their neighbours fit, and apply predicates ("is red")."""
+    kinds = ["", "", "", *(chunk.kind for chunk in chunks), ""]
+    subject: Chunk | None = None
+    for at, chunk in enumerate(chunks):
+        context = " ".join(["", *kinds[at : at + 3], "*", kinds[at + 4]])
+        fits = re.search(_PLACES.get(chunk.kind, "$^"), context)
+        if chunk.kind in ("thing", "ground"):
+            subject = chunk
         elif chunk.kind == "adjectives":
-            _predicate(chunks, position)
-        if chunk.kind == "be" and chunk.used and after == "thing":
-            # "is" before a thing is used only after a fronted relation: "below the star is a
-            # circle".
-            chunk.used = position >= 2 and chunks[position - 2].kind == "relation"
-
-
-def _predicate(chunks: list[Chunk], position: int) -> None:
-    """Give the adjectives of "the circle is red" or "is red and striped" to their subject."""
-    chunk, near = chunks[position], chunks[max(0, position - 3) : position]
-    before = [other for other in near if other.kind not in ("and", "comma")]
-    subject = None
-    if (
-        len(before) >= 2
-        and near[-1].kind == "be"
-        and before[-2].kind in ("thing", "ground")
-    ):
-        subject = before[-2]
-    elif before and before[-1].kind == "adjectives":
-        subject = before[-1].subject
-    if subject is not None:
-        said = chunk.attributes
-        if subject.kind == "ground":
-            said = tuple(pair for pair in said if pair[0] == "colour")
-        chunk.subject, chunk.used = subject, True
-        chunk.bad += len(chunk.attributes) - len(said)
-        subject.attributes = tuple(dict.fromkeys((*subject.attributes, *said)))
+            subject = subject if fits else None
+            if subject is not None:
+                ground = subject.kind == "ground"
+                said = _colours(chunk.attributes) if ground else chunk.attributes
+                chunk.used = len(said)
+                subject.attributes = tuple(dict.fromkeys(subject.attributes + said))
+        elif fits:
+            chunk.used = len(chunk.words)
 
 
 def pair_things(chunks: Sequence[Chunk]) -> list[Related]:
@@ -329,164 +281,136 @@ def pair_things(chunks: Sequence[Chunk]) -> list[Related]:
     """
     relations: list[Related] = []
     topic: Chunk | None = None
-    before = "stop"
-    for position, chunk in enumerate(chunks):
-        if chunk.kind == "thing" and before not in ("with", "relation"):
-            topic = chunk
-        if chunk.kind == "relation" and position + 1 < len(chunks):
-            fronted = _fronted(before, chunks[position + 1 : position + 4])
-            topic = fronted or topic
-            subject = fronted or _subject(list(chunks[:position]), relations)
-            after = chunks[position + 1]
-            target = {"pronoun": topic, "thing": after}.get(after.kind)
-            if target is not None and subject is not None and subject is not target:
-                chunk.used = True
-                relations.append((subject, chunk.value, target))
-        before = chunk.kind
+    last: Chunk | None = None
+    kinds = ["stop", *(chunk.kind for chunk in chunks), "", "", ""]
+    for at, chunk in enumerate(chunks):
+        before, after = kinds[at], kinds[at + 2 : at + 5]
+        if chunk.kind == "thing":
+            last = chunk
+            topic = topic if before in ("with", "relation") else chunk
+        elif chunk.kind == "relation" and after[0] in ("thing", "pronoun"):
+            found = _SUBJECT.search(" ".join(kinds[: at + 1]))
+            subject = last if found else None
+            if found and found[2] and relations and last is relations[-1][2]:
+                subject = relations[-1][0]
+            if _FRONTED.fullmatch(" ".join([before, *after])):
+                topic = subject = chunks[at + 3]
+            target = chunks[at + 1] if after[0] == "thing" else topic
+            if subject and target and subject is not target:
+                chunk.used = len(chunk.words)
+                relations.append((subject, chunk.relation, target))
     return relations
 
 
-def _fronted(before: str, after: Sequence[Chunk]) -> Chunk | None:
-    """The subject of a relation that is told before it: the last thing of "above the star is a
-    circle".
-    """
-    kinds = [chunk.kind for chunk in after]
-    if kinds in (["thing", "be", "thing"], ["thing", "there", "thing"]):
-        return None if before in ("be", "and") else after[2]
-    return (
-        after[2] if kinds == ["thing", "comma", "thing"] and before == "stop" else None
-    )
-
-
-def _subject(before: list[Chunk], relations: list[Related]) -> Chunk | None:
-    """The thing before a relation, or the subject of the previous one."""
-    if before and before[-1].kind in ("and", "comma"):
-        while before and before[-1].kind in ("and", "comma"):
-            before.pop()
-        if relations and before and before[-1] is relations[-1][2]:
-            return relations[-1][0]
-    elif before and before[-1].kind == "be":
-        before.pop()
-    return before[-1] if before and before[-1].kind == "thing" else None
-
-
 class _Referent(NamedTuple):
-    """What a thing of a caption refers to.
-
-    ``kinds`` is empty where the scene lacks its shape; a singular thing is the first of them, or
-    perhaps another. ``total`` is the number of things in the scene that fit its words.
-    """
+    """What a thing of a caption refers to."""
 
     thing: Chunk
-    kinds: tuple[Kind, ...] = ()
-    total: int = 0
-
-    @property
-    def noun(self) -> str:
-        return self.thing.shape or "object"
-
-    @property
-    def readings(self) -> list[tuple[Kind, ...]]:
-        """The sets of kinds that a thing may stand for: all kinds together if plural, any one if
-        singular.
-        """
-        if self.thing.several:
-            return [self.kinds] if self.kinds else []
-        return [(kind,) for kind in self.kinds]
+    names: list[str]
+    """Of the kinds that a plural thing is, or of those that a singular one may be, the likeliest
+    first; the noun where the scene lacks its shape.
+    """
+    readings: list[tuple[str, tuple[Thing, ...]]]
+    """Names and things that may be meant: all kinds together if plural, any one if singular."""
+    total: int
+    """The number of things in the scene that fit its words."""
 
 
 def claims(caption: str, scene: Scene) -> list[Claim]:
     """The distinct claims of a caption, each judged."""
-    parsed = parse(caption)
-    referents, repeated = _resolve(parsed.things, scene.kinds)
+    chunks, relations = parse(caption)
+    things = [chunk for chunk in chunks if chunk.kind == "thing"]
+    referents, repeated = _resolve(things, scene.kinds)
     found: list[Claim] = []
-    for thing in parsed.things:
-        found += _thing_claims(referents[thing.position])
-    for subject, relation, other in parsed.relations:
-        ends = referents[subject.position], referents[other.position]
-        found.append(_relation_claim(relation, *ends))
-    for colour in parsed.backgrounds:
-        fact = Fact("background", "background", colour)
-        found.append(_of_fact(colour, fact, colour == scene.background))
+    for thing in things:
+        found += _thing_claims(referents[thing], facts(scene))
+    for subject, relation, other in relations:
+        found.append(_relation_claim(relation, referents[subject], referents[other]))
+    for chunk in chunks:
+        if chunk.kind == "ground":
+            for _, colour in chunk.attributes:
+                fact = Fact("background", "background", colour)
+                found.append(_of_fact(fact, facts(scene)))
     distinct: dict[tuple[str, str], Claim] = {}
     for claim in found:
         distinct.setdefault((claim.kind, claim.text), claim)
     again = [
-        Claim("repetition", f"{name} once more", False) for name in repeated.elements()
+        Claim("repetition", f"{kind.name} once more", False)
+        for kind in repeated.elements()
     ]
     return [*distinct.values(), *again]
 
 
-def _of_fact(text: str, fact: Fact, true: bool) -> Claim:
-    """The claim of a fact."""
-    return Claim(fact.kind, text, true, fact if true else None)
+def _of_fact(fact: Fact, true: Set[Fact]) -> Claim:
+    """The claim that something is a fact."""
+    return Claim(fact.kind, f"{fact.subject}: {fact.value}", fact in true, fact)
 
 
 def _resolve(
     things: Sequence[Chunk], kinds: Sequence[Kind]
-) -> tuple[dict[int, _Referent], Counter[str]]:
-    """Find what each thing refers to, by its position, and how often a kind is introduced beyond
-    its number of things.
+) -> tuple[dict[Chunk, _Referent], Counter[Kind]]:
+    """Find what each thing refers to, and how often a kind is introduced beyond its number of
+    things.
 
     Things with the most attributes choose first, so that "a circle and a red circle" can be a blue
     and a red one.
     """
-    referents: dict[int, _Referent] = {}
-    introduced: Counter[str] = Counter()
+    referents: dict[Chunk, _Referent] = {}
+    surplus = Counter({kind: -len(kind.things) for kind in kinds})
     for thing in sorted(things, key=lambda thing: -len(thing.attributes)):
-        options = [kind for kind in kinds if thing.shape in (None, kind.shape)]
-        fitting = [
-            kind
-            for kind in options
-            if all(getattr(kind, name) == value for name, value in thing.attributes)
-        ]
-        if options and not fitting:
-            fitting = [max(options, key=partial(_agreement, thing))]
+        misfits = {
+            kind: _misfit(thing, kind)
+            for kind in kinds
+            if thing.shape in (None, kind.shape)
+        }
+        least = min(misfits.values(), default=0)
+        fitting = [kind for kind, misfit in misfits.items() if misfit == least]
+        if least:
+            fitting = fitting[:1]
         total = sum(len(kind.things) for kind in fitting)
         if not thing.definite:
-            fitting.sort(key=lambda kind: introduced[kind.name] >= len(kind.things))
+            fitting.sort(key=lambda kind: surplus[kind] >= 0)
         all_of_them = thing.several and thing.number in (None, total)
-        if thing.several and not all_of_them:
-            fitting = fitting[:1]
-        referents[thing.position] = _Referent(thing, tuple(fitting), total)
+        meant = fitting if all_of_them else fitting[:1]
+        possible = meant if thing.several else fitting
+        names = [kind.name for kind in possible]
+        readings = [(kind.name, kind.things) for kind in possible]
+        if thing.several:
+            together = chain.from_iterable(kind.things for kind in possible)
+            readings = [(" and ".join(names), tuple(together))]
+        names = names or [str(thing.shape)]
+        referents[thing] = _Referent(thing, names, readings, total)
         if thing.shape is not None and not thing.definite:
-            for kind in fitting if all_of_them else fitting[:1]:
-                introduced[kind.name] += len(kind.things) if all_of_them else 1
-    return referents, introduced - Counter(
-        {kind.name: len(kind.things) for kind in kinds}
+            for kind in meant:
+                surplus[kind] += len(kind.things) if all_of_them else 1
+    return referents, surplus
+
+
+def _misfit(thing: Chunk, kind: Kind) -> int:
+    """How badly a kind fits a thing, 0 if well; colour counts more than size and texture."""
+    return sum(
+        3 if name == "colour" else 1
+        for name, value in thing.attributes
+        if getattr(kind, name) != value
     )
 
 
-def _agreement(thing: Chunk, kind: Kind) -> int:
-    """How well a kind fits a thing; colour counts more than size and texture."""
-    agreed = [name for name, value in thing.attributes if getattr(kind, name) == value]
-    return len(agreed) + 2 * ("colour" in agreed)
-
-
-def _thing_claims(referent: _Referent) -> Iterator[Claim]:
-    thing, kinds, total = referent
-    if not kinds:
-        # Nothing about a thing that is not there is true, and its attributes are claims of their
-        # own.
-        yield Claim("shape", referent.noun, False)
-        for attribute, value in thing.attributes:
-            yield Claim(attribute, f"{value} {referent.noun}", False)
-    for kind in kinds if thing.several else kinds[:1]:
-        if thing.shape is not None:
-            yield _of_fact(kind.name, Fact("shape", kind.name, kind.shape), True)
-        for attribute, value in thing.attributes:
-            fact = Fact(attribute, kind.name, value)
-            yield _of_fact(
-                f"{value}: {kind.name}", fact, getattr(kind, attribute) == value
-            )
-    label = " ".join([value for _, value in sorted(thing.attributes)] + [referent.noun])
-    number = thing.number
-    if number is not None:
-        claim = Claim("count", f"{number} {label}", number == total)
-        if number == total > 1 and len(kinds) == 1:
-            claim = claim._replace(fact=Fact("count", kinds[0].name, str(number)))
-        yield claim
-    elif thing.plural:
+def _thing_claims(referent: _Referent, true: Set[Fact]) -> Iterator[Claim]:
+    """Claims of shape, attributes and number. Nothing about a thing that is not there is true."""
+    thing, names, _, total = referent
+    said = thing.attributes
+    if thing.shape is not None:
+        said = ("shape", thing.shape), *said
+    for name in names if thing.several else names[:1]:
+        for attribute, value in said:
+            yield _of_fact(Fact(attribute, name, value), true)
+    values = sorted(value for _, value in thing.attributes)
+    label = " ".join([*values, thing.shape or "object"])
+    if thing.number is not None:
+        fact = Fact("count", names[0], str(thing.number))
+        right = thing.number == total
+        yield Claim("count", f"{thing.number} {label}", right, fact)
+    elif thing.several:
         yield Claim("count", f"several {label}", total > 1)
 
 
@@ -498,27 +422,15 @@ def _relation_claim(relation: str, first: _Referent, second: _Referent) -> Claim
         relation = "left of" if relation == "right of" else "above"
         first, second = second, first
     holds = all if first.thing.several or second.thing.several else any
-    for one, other in product(first.readings, second.readings):
-        pairs = product(_things_of(one), _things_of(other))
-        verdicts = [offset(relation, a, b) >= MARGIN for a, b in pairs if a is not b]
+    pairs = product(first.readings, second.readings)
+    for (name, things), (other_name, others) in pairs:
+        verdicts = [
+            offset(relation, one, other) >= MARGIN
+            for one, other in product(things, others)
+            if one is not other
+        ]
         if verdicts and holds(verdicts):
-            fact = None
-            if len(one) == len(other) == 1 and relation in relations_between(
-                one[0], other[0]
-            ):
-                fact = relation_fact(one[0], other[0])
-            return Claim(
-                "relation", f"{_names(one)} {relation} {_names(other)}", True, fact
-            )
-    names = [
-        _names(referent.kinds[:1]) or referent.noun for referent in (first, second)
-    ]
-    return Claim("relation", f"{names[0]} {relation} {names[1]}", False)
-
-
-def _things_of(kinds: Sequence[Kind]) -> list[Thing]:
-    return [thing for kind in kinds for thing in kind.things]
-
-
-def _names(kinds: Sequence[Kind]) -> str:
-    return " and ".join(kind.name for kind in kinds)
+            fact = relation_fact(name, other_name) if all(verdicts) else None
+            return Claim("relation", f"{name} {relation} {other_name}", True, fact)
+    text = f"{first.names[0]} {relation} {second.names[0]}"
+    return Claim("relation", text, False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import random
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, combinations, product
 from typing import NamedTuple, TypeVar
@@ -16,13 +16,15 @@ SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross", "ring", "h
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "cyan")
 SIZES = ("large", "small")
 TEXTURES = ("plain", "striped", "dotted")
+ATTRIBUTES = {"colour": COLOURS, "size": SIZES, "texture": TEXTURES}
 BACKGROUNDS = ("white", "grey", "black", "brown", "beige", "navy")
 _DIRECTIONS = {
-    "left of": ("x", -1),
-    "right of": ("x", 1),
-    "above": ("y", -1),
-    "below": ("y", 1),
+    "left of": (-1, 0),
+    "right of": (1, 0),
+    "above": (0, -1),
+    "below": (0, 1),
 }
+"""Relation -> its direction on the axes x and y."""
 RELATIONS = tuple(_DIRECTIONS)
 
 PAIRS = tuple(product(COLOURS, SHAPES))
@@ -94,8 +96,7 @@ class Draws:
         return order
 
 
-@dataclass(frozen=True)
-class Thing:
+class Thing(NamedTuple):
     """One object; ``x`` and ``y`` are its centre, from the left and from the top."""
 
     shape: str
@@ -104,11 +105,6 @@ class Thing:
     texture: str
     x: int
     y: int
-
-    @property
-    def look(self) -> Look:
-        """Shape, colour, size and texture."""
-        return self.shape, self.colour, self.size, self.texture
 
 
 class Kind(NamedTuple):
@@ -147,7 +143,7 @@ class Scene:
         """The things grouped by appearance, in order of salience."""
         groups: dict[Look, list[Thing]] = {}
         for thing in self.things:
-            groups.setdefault(thing.look, []).append(thing)
+            groups.setdefault(thing[:4], []).append(thing)
         return tuple(Kind(*look, tuple(things)) for look, things in groups.items())
 
 
@@ -167,9 +163,8 @@ def offset(relation: str, first: Thing, second: Thing) -> int:
     """Signed distance of ``first`` from ``second`` in the direction of ``relation``, which holds
     from ``MARGIN`` on.
     """
-    axis, sign = _DIRECTIONS[relation]
-    distance: int = getattr(first, axis) - getattr(second, axis)
-    return sign * distance
+    right, down = _DIRECTIONS[relation]
+    return right * (first.x - second.x) + down * (first.y - second.y)
 
 
 def relations_between(first: Kind, second: Kind) -> list[str]:
@@ -177,17 +172,16 @@ def relations_between(first: Kind, second: Kind) -> list[str]:
     first.
     """
     pairs = list(product(first.things, second.things))
-    least = {
-        relation: min(offset(relation, *pair) for pair in pairs)
-        for relation in RELATIONS
-    }
+    least = {}
+    for relation in RELATIONS:
+        least[relation] = min(offset(relation, one, other) for one, other in pairs)
     held = [relation for relation in RELATIONS if least[relation] >= MARGIN]
     return sorted(held, key=least.__getitem__, reverse=True)
 
 
-def relation_fact(first: Kind, second: Kind) -> Fact:
-    """The fact that two kinds have a relation, the same for either order."""
-    return Fact("relation", " / ".join(sorted((first.name, second.name))), "")
+def relation_fact(*names: str) -> Fact:
+    """The fact that two kinds have a relation, the same for either order of their names."""
+    return Fact("relation", " / ".join(sorted(names)), "")
 
 
 @lru_cache(maxsize=4096)
@@ -203,9 +197,9 @@ def facts(scene: Scene) -> frozenset[Fact]:
             true.add(Fact(attribute, kind.name, getattr(kind, attribute)))
         if kind.several:
             true.add(Fact("count", kind.name, str(len(kind.things))))
-    for pair in combinations(scene.kinds, 2):
-        if relations_between(*pair):
-            true.add(relation_fact(*pair))
+    for first, second in combinations(scene.kinds, 2):
+        if relations_between(first, second):
+            true.add(relation_fact(first.name, second.name))
     return frozenset(true)
 
 
@@ -220,20 +214,17 @@ def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Sc
     true.
     """
     draws = Draws("scene", seed)
-    things = None
-    while things is None:
+    things: list[Thing] = []
+    while not things:
         total = draws.choose_weighted((1, 2, 3, 4), (30, 35, 22, 13))
         background = draws.choice(BACKGROUNDS)
         things = _place(draws, _draw_looks(draws, total, pairs, leading_pairs))
-    things.sort(key=lambda thing: (SIZES.index(thing.size), thing.x, thing.y))
+    things.sort(key=lambda thing: (thing.size, thing.x, thing.y))
     return Scene(background, tuple(things))
 
 
 def _draw_looks(
-    draws: Draws,
-    total: int,
-    pairs: Pairs,
-    leading_pairs: Pairs,
+    draws: Draws, total: int, pairs: Pairs, leading_pairs: Pairs
 ) -> list[Look]:
     """Draw the looks of the things; those of the first kind are of ``leading_pairs`` if given.
 
@@ -242,10 +233,10 @@ def _draw_looks(
     counts = [1] * total
     if total > 1 and draws.chance(0.35):
         same = draws.choose_weighted(range(2, total + 1), (6, 3, 1)[: total - 1])
-        counts = [same] + [1] * (total - same)
+        counts[:same] = [same]
     chosen: list[tuple[str, str]] = []
     while len(chosen) < len(counts):
-        pair = draws.choice(leading_pairs if leading_pairs and not chosen else pairs)
+        pair = draws.choice(pairs if chosen else leading_pairs or pairs)
         if pair not in chosen:
             chosen.append(pair)
     looks: list[Look] = []
@@ -256,29 +247,27 @@ def _draw_looks(
     return looks
 
 
-def _place(draws: Draws, looks: Sequence[Look]) -> list[Thing] | None:
-    """Place things at random, the large ones first; None where 60 attempts find no room for one of
+def _place(draws: Draws, looks: Sequence[Look]) -> list[Thing]:
+    """Place things at random, the large ones first; none where 60 attempts find no room for one of
     them.
     """
     things: list[Thing] = []
-    for look in sorted(looks, key=lambda look: -RADIUS[look[2]]):
+    for look in sorted(looks, key=lambda look: look[2]):
         for _ in range(60):
-            x = _coordinate(draws, look[2])
-            thing = Thing(*look, x, _coordinate(draws, look[2]))
+            x, y = _coordinate(draws, look[2]), _coordinate(draws, look[2])
+            thing = Thing(*look, x, y)
             if all(_clear(thing, other) for other in things):
                 things.append(thing)
                 break
         else:
-            return None
+            return []
     return things
 
 
 def _coordinate(draws: Draws, size: str) -> int:
     """A point of the grid, jittered, at which a thing is off both edges."""
-    low = RADIUS[size] + EDGE + _JITTER
-    first = -(-low // _STEP)
-    last = (1000 - low) // _STEP
-    point = _STEP * (first + draws.below(last - first + 1))
+    first = -(-(RADIUS[size] + EDGE + _JITTER) // _STEP)
+    point = draws.choice(range(first * _STEP, 1001 - first * _STEP, _STEP))
     return point + draws.below(2 * _JITTER + 1) - _JITTER
 
 
@@ -301,19 +290,18 @@ def moves(scene: Scene) -> list[Scene]:
     shifted = []
     for right, down in product(_steps(scene, "x"), _steps(scene, "y")):
         things = [
-            replace(thing, x=thing.x + right, y=thing.y + down)
+            thing._replace(x=thing.x + right, y=thing.y + down)
             for thing in scene.things
         ]
         shifted.append(Scene(scene.background, tuple(things)))
     return shifted
 
 
-def _steps(scene: Scene, axis: str) -> range:
+def _steps(scene: Scene, axis: str) -> list[int]:
     """Offsets along an axis, multiples of the grid's step, that keep all things off both edges."""
-    first, last = -1000, 1000
-    for thing in scene.things:
-        at = getattr(thing, axis)
-        low = RADIUS[thing.size] + EDGE
-        first = max(first, -((at - low) // _STEP))
-        last = min(last, (1000 - low - at) // _STEP)
-    return range(_STEP * first, _STEP * last + 1, _STEP)
+    places = [(getattr(thing, axis), RADIUS[thing.size]) for thing in scene.things]
+    return [
+        step
+        for step in range(-1000, 1001, _STEP)
+        if all(abs(at + step - 500) <= 500 - EDGE - radius for at, radius in places)
+    ]

@@ -7,12 +7,11 @@ import math
 import os
 import secrets
 import warnings
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from PIL import Image
 from pydantic import BaseModel, Field
@@ -37,50 +36,38 @@ class Scoring(BaseModel, extra="forbid"):
     columns: dict[str, list[Any]] = {}
 
 
-def make_app(config: ServeConfig, scorer: BatchingScorer) -> FastAPI:
-    """The application that answers by ``scorer``."""
-    reward = scorer.reward
-    Image.MAX_IMAGE_PIXELS = int(
-        config.max_megapixels * 1e6 / 2
-    )  # Pillow refuses twice as many
+def make_app(config: ServeConfig, reward: MixedReward) -> FastAPI:
+    """The application that answers by ``reward``."""
+    scorer = BatchingScorer(reward, config.max_batch, config.max_pending)
+    # Pillow refuses twice as many.
+    Image.MAX_IMAGE_PIXELS = int(config.max_megapixels * 1e6 / 2)
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
-    if (
-        config.host in LOOPBACK
-    ):  # else a page of another site could ask, by a name of its own
+    if config.host in LOOPBACK:
+        # Else a page of another site could ask, by a name of its own.
         hosts = ["127.0.0.1", "localhost", "[::1]"]
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
 
     @app.middleware("http")
-    async def guard(
-        request: Request, call_next: Callable[[Request], Awaitable[Response]]
-    ) -> Response:
+    async def guard(request: Request, call_next: Any) -> Response:
         refused = refusal_by_headers(request.headers, request.method, config.max_mb)
         try:
             async with asyncio.timeout(BODY_SECONDS):
+                # A client reads a refusal, too, when it has sent everything.
                 if refused is None:
                     await request.body()
-                else:  # a client reads the answer when it has sent everything
-                    async for _ in request.stream():
-                        pass
+                async for _ in request.stream():
+                    pass
         except TimeoutError:
             return refusal(
                 408, f"the body did not arrive within {BODY_SECONDS:g} seconds"
             )
-        return await call_next(request) if refused is None else refused
-
-    @app.exception_handler(RequestValidationError)
-    async def refuse_body(_: Request, error: RequestValidationError) -> Response:
-        problems = [
-            f"{'.'.join(map(str, item['loc']))}: {item['msg']}"
-            for item in error.errors()
-        ]
-        return refusal(422, "; ".join(problems))
+        return refused or await call_next(request)
 
     @app.post("/score")
     async def score(scoring: Scoring) -> dict[str, Any]:
-        columns = checked_columns(scoring, reward, config.images)
         try:
+            columns = checked_columns(scoring, reward, config.images)
             scores = await scorer.score(scoring.captions, columns)
         except QueueFull as error:
             raise HTTPException(503, str(error), {"Retry-After": "1"}) from error
@@ -125,19 +112,14 @@ def refusal(status: int, message: str) -> JSONResponse:
 def checked_columns(
     scoring: Scoring, reward: MixedReward, folders: Mapping[str, str]
 ) -> dict[str, list[Any]]:
-    """The columns, with images that a reward reads; status 422 for what is wrong with them."""
+    """The columns, with images that a reward reads. Raises ``RewardError``."""
     columns, count = dict(scoring.columns), len(scoring.captions)
     expected = {*COLUMNS, *reward.columns, "prompts"}
-    if unknown := sorted(columns.keys() - expected):
-        raise HTTPException(
-            422, f"unknown columns {unknown}: expected {sorted(expected)}"
-        )
-    if missing := sorted(reward.columns - columns.keys()):
-        raise HTTPException(422, f"the reward needs the columns {missing}")
     for name, rows in columns.items():
-        if len(rows) != count:
-            raise HTTPException(
-                422, f"column {name} has {len(rows)} rows for {count} captions"
+        if name not in expected or len(rows) != count:
+            raise RewardError(
+                f"column {name!r} has {len(rows)} rows: expected {count}, and as a name one of "
+                f"{sorted(expected)}"
             )
     if "image" in columns:
         images = enumerate(columns["image"])
@@ -147,19 +129,17 @@ def checked_columns(
 
 def find_image(source: Any, row: int, folders: Mapping[str, str]) -> str | LazyImage:
     """The image of a row: ``NAME/path`` below a folder, links followed, or ``{"base64": content}``."""
-    if isinstance(source, dict) and source.keys() == {"base64"}:
-        with contextlib.suppress(ValueError, TypeError):
+    if isinstance(source, dict) and isinstance(source.get("base64"), str):
+        with contextlib.suppress(ValueError):
             return LazyImage(f"row {row}", base64.b64decode(source["base64"]))
     elif isinstance(source, str):
         name, _, path = source.partition("/")
         if name in folders:
-            root = os.path.realpath(folders[name])
-            file = os.path.realpath(os.path.join(root, path))
-            if Path(file).is_relative_to(root) and os.path.isfile(file):
-                return file
-    raise HTTPException(
-        422,
+            root = Path(folders[name]).resolve()
+            file = (root / path).resolve()
+            if file.is_relative_to(root) and file.is_file():
+                return str(file)
+    raise RewardError(
         f"row {row}: image is {source!r:.80}: expected the path of a file as NAME/path, where NAME "
-        f"is "
-        f"one of {sorted(folders)}, or an object with the key base64, the content of a file",
+        f"is one of {sorted(folders)}, or an object with the key base64, the content of a file"
     )

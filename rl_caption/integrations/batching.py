@@ -1,12 +1,11 @@
 """Requests of many workers, scored by few calls of one reward."""
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
-
-from PIL import Image
 
 from rewards.base import leaf_rewards
 from rewards.mixed import MixedReward
@@ -23,11 +22,11 @@ class QueueFull(RuntimeError):
 
 @dataclass(eq=False)
 class ScoringRequest:
-    """N captions with columns of N rows; their scores or their error when they have been scored."""
+    """N captions with columns of N rows, and what will be their scores."""
 
     captions: Sequence[str]
     columns: Mapping[str, Sequence[Any]]
-    result: Scores | BaseException | None = None
+    scores: asyncio.Future[Scores]
 
 
 def scores_rows_alone(reward: MixedReward) -> bool:
@@ -43,15 +42,6 @@ def scores_rows_alone(reward: MixedReward) -> bool:
     return reward.normalize == "none" and targets <= known
 
 
-def score_rows(
-    reward: MixedReward, captions: Sequence[str], columns: Mapping[str, Sequence[Any]]
-) -> Scores:
-    """Score N captions by one call. Raises ``RewardError``."""
-    others = {name: rows for name, rows in columns.items() if name != "prompts"}
-    terms = reward.terms(columns.get("prompts"), captions, **others)
-    return Scores(reward.combine(terms), terms)
-
-
 class BatchingScorer:
     """Scores requests in the order in which they came, several by one call of the reward.
 
@@ -62,33 +52,17 @@ class BatchingScorer:
     Args:
         reward: the mixture.
         max_batch: captions of a call; a larger request has a call of its own.
-        window: seconds that a request waits for others when the reward is idle.
         max_pending: captions that may wait.
     """
 
-    def __init__(
-        self, reward: MixedReward, max_batch: int, window: float, max_pending: int
-    ) -> None:
+    def __init__(self, reward: MixedReward, max_batch: int, max_pending: int) -> None:
         self.reward, self.shares_calls = reward, scores_rows_alone(reward)
-        self.max_batch, self.window, self.max_pending = max_batch, window, max_pending
-        self.thread = ThreadPoolExecutor(
-            1
-        )  # each further one would keep memory of its own
+        self.max_batch, self.max_pending = max_batch, max_pending
+        # One thread: each further one would keep memory of its own.
+        self.thread = ThreadPoolExecutor(1)
         self.turn = asyncio.Lock()
-        self.queue: list[ScoringRequest] = []
+        self.queue: deque[ScoringRequest] = deque()
         self.pending = 0
-
-    def warm_up(self) -> None:
-        """Score a caption, so that no request waits until models are loaded."""
-        columns: dict[str, list[Any]] = {
-            "references": [["a dog"]],
-            "image": [Image.new("RGB", (64, 64))],
-            "image_id": ["0"],
-        }
-        if self.reward.columns <= columns.keys():
-            self.thread.submit(
-                score_rows, self.reward, ["a dog runs"], columns
-            ).result()
 
     async def score(
         self, captions: Sequence[str], columns: Mapping[str, Sequence[Any]]
@@ -103,56 +77,51 @@ class BatchingScorer:
             raise QueueFull(
                 f"{self.pending} captions wait, of at most {self.max_pending}"
             )
-        idle = not self.turn.locked()
-        request = ScoringRequest(captions, columns)
-        self.queue.append(request)
+        scores: asyncio.Future[Scores] = asyncio.Future()
+        self.queue.append(ScoringRequest(captions, columns, scores))
         self.pending += len(captions)
         try:
             async with self.turn:
-                if request.result is None:
-                    if idle and self.shares_calls:
-                        await asyncio.sleep(self.window)
+                if not scores.done():
                     await self._score_batch(self._next_batch())
         finally:
             self.pending -= len(captions)
-        if isinstance(request.result, Scores):
-            return request.result
-        assert request.result is not None
-        raise request.result
+        return await scores
 
     def _next_batch(self) -> list[ScoringRequest]:
         """Remove the oldest requests that fit into one call from the queue."""
-        count, size, columns = 0, 0, self.queue[0].columns.keys()
-        for request in self.queue:
-            size += len(request.captions)
-            fits = self.shares_calls and size <= self.max_batch
-            if count and not (fits and request.columns.keys() == columns):
+        batch = [self.queue.popleft()]
+        size, columns = len(batch[0].captions), batch[0].columns.keys()
+        while self.shares_calls and self.queue:
+            size += len(self.queue[0].captions)
+            if size > self.max_batch or self.queue[0].columns.keys() != columns:
                 break
-            count += 1
-        batch, self.queue = self.queue[:count], self.queue[count:]
+            batch.append(self.queue.popleft())
         return batch
 
-    async def _score_batch(self, batch: list[ScoringRequest]) -> None:
+    async def _score_batch(self, batch: Sequence[ScoringRequest]) -> None:
         captions = [caption for request in batch for caption in request.captions]
-        columns = {
-            name: [row for request in batch for row in request.columns[name]]
-            for name in batch[0].columns
-        }
+        columns: dict[str, Any] = {"prompts": None}
+        for name in batch[0].columns:
+            columns[name] = [row for request in batch for row in request.columns[name]]
         loop = asyncio.get_running_loop()
-        call = loop.run_in_executor(
-            self.thread, score_rows, self.reward, captions, columns
-        )
-        (scores,) = await asyncio.gather(call, return_exceptions=True)
-        if isinstance(scores, BaseException):
-            if len(batch) == 1:
-                batch[0].result = scores
-                return
+        call = loop.run_in_executor(self.thread, self._score_rows, captions, columns)
+        await asyncio.wait([call])
+        error = call.exception()
+        if error and len(batch) == 1:
+            batch[0].scores.set_exception(error)
+            return
+        if error:
             for request in batch:
                 await self._score_batch([request])
             return
-        start = 0
+        scores, start = call.result(), 0
         for request in batch:
             rows = slice(start, start + len(request.captions))
             terms = {name: values[rows] for name, values in scores.terms.items()}
-            request.result = Scores(scores.total[rows], terms)
+            request.scores.set_result(Scores(scores.total[rows], terms))
             start = rows.stop
+
+    def _score_rows(self, captions: list[str], columns: dict[str, Any]) -> Scores:
+        terms = self.reward.terms(completions=captions, **columns)
+        return Scores(self.reward.combine(terms), terms)

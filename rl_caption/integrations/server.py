@@ -6,7 +6,6 @@ from pathlib import Path
 from rewards.base import leaf_rewards, optional
 from rewards.mixed import MixedReward
 from rl_caption.config.build import build_reward
-from rl_caption.integrations.batching import BatchingScorer
 from rl_caption.integrations.config import ServeConfig
 from rl_caption.runtime.errors import ConfigError
 
@@ -32,18 +31,9 @@ def serve(config: ServeConfig) -> None:
     with options.bind_socket() as listener:
         listener.listen(2048)
         config.port = listener.getsockname()[1]
-        scorer = make_scorer(config, build_served_reward(config))
-        scorer.warm_up()
-        app = make_app(config, scorer)
+        app = make_app(config, build_served_reward(config))
         print(f"http://{config.host}:{config.port}  (Ctrl-C ends it)", flush=True)
         uvicorn.Server(uvicorn.Config(app, log_level="warning")).run([listener])
-
-
-def make_scorer(config: ServeConfig, reward: MixedReward) -> BatchingScorer:
-    """The queue of requests."""
-    return BatchingScorer(
-        reward, config.max_batch, config.window_ms / 1000, config.max_pending
-    )
 
 
 def build_served_reward(config: ServeConfig) -> MixedReward:

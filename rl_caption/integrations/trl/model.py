@@ -137,17 +137,14 @@ def check_vllm_prompt(captioner: HuggingFaceCaptioner, row: Row) -> None:
     Such a prompt, of SmolVLM say, cannot be given back to vLLM without its expansion.
     """
     ids = captioner.preprocess([row])["input_ids"][0].tolist()
-    messages = with_images(
-        as_messages(captioner.prompt, row.get("prompt")), [Image.new("RGB", (1, 1))]
-    )
+    asked = as_messages(captioner.prompt, row.get("prompt"))
+    messages = with_images(asked, [Image.new("RGB", (1, 1))])
     text = captioner.processor.apply_chat_template(
         messages, add_generation_prompt=True, tokenize=False
     )
     expected = captioner.tokenizer(text, add_special_tokens=False)["input_ids"]
-    if (
-        collapse_runs(ids, captioner.policy.config.image_token_id)[-len(expected) :]
-        != expected
-    ):
+    found = collapse_runs(ids, captioner.policy.config.image_token_id)
+    if found[-len(expected) :] != expected:
         raise ConfigError(
             f"trl.use_vllm: the prompts of a {captioner.family.name!r} have more than one kind of "
             f"token for an image, "
@@ -162,12 +159,10 @@ def vllm_in_float32() -> Iterator[None]:
     """
     from trl.generation import vllm_generation
 
-    made = getattr(
-        vllm_generation, "LLM", None
-    )  # TRL says itself that vLLM is not installed
-    if made is None:
-        yield
+    if not hasattr(vllm_generation, "LLM"):
+        yield  # TRL says itself that vLLM is not installed
         return
+    made = vllm_generation.LLM
     vllm_generation.LLM = partial(made, dtype="float32")
     try:
         yield

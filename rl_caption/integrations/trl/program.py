@@ -44,7 +44,6 @@ from rl_caption.integrations.trl.model import (
 from rl_caption.integrations.trl.rows import FinishedAware, trl_dataset
 from rl_caption.runtime.engines import (
     accelerator_kwargs,
-    print_main,
     training_precision,
     use_cpu,
 )
@@ -59,7 +58,6 @@ from rl_caption.training.run_folder import (
     changed_settings,
     computed,
     drop_after,
-    is_complete,
     write_run_files,
 )
 
@@ -184,32 +182,31 @@ def fine_tune(config: GrpoVlmConfig) -> str:
         with state.main_process_first():
             texts = references_of(rows)
             reward = build_reward(config.reward, texts, folder, config.data.tokenizer)
-        inputs = inputs_of(config, reward, rows)
+        # What a run that goes on must have as before, as JSON has it.
+        inputs = computed(config.model_dump(mode="json"))
+        inputs["reward"] = reward.signature
+        inputs["weights"] = weights_hash(str(config.model.init))
+        for name, value in fingerprint({"train": rows}).items():
+            if not name.endswith(TIMES):
+                inputs[name] = value
         start, checkpoint = find_checkpoint(folder, inputs, config.run.resume)
-        if checkpoint is not None and is_complete(folder):
-            print_main(
-                state, f"{folder} is complete: remove it, or choose another run.dir"
-            )
-            return ""
         # ``generate`` takes what it is not told from the model's own settings: a ban on repeated
         # words, say.
         model = captioner.policy.model
         generation = model.generation_config
         trainer = make_trainer(config, arguments, captioner, rows, reward, inputs)
         if state.is_main_process:
-            (folder / RESULT).unlink(missing_ok=True)
             extra = {"reward": reward.signature, "num_processes": state.num_processes}
             write_run_files(folder, config.model_dump(mode="json"), extra)
             drop_after(folder / "metrics.jsonl", start if checkpoint else -1)
         step = train(trainer, start, checkpoint, config.model.lora is not None)
         model.generation_config = generation
-        # Not so where all steps were taken before.
-        sharded = trainer.deepspeed is not None
         export = folder / "export" / "last"
+        whole: Any = nullcontext()
+        if trainer.deepspeed is not None:  # not so where all steps were taken before
+            whole = gathered_parameters(trainer.accelerator, trainer.model_wrapped)
         with (
-            gathered_parameters(trainer.accelerator, trainer.model_wrapped)
-            if sharded
-            else nullcontext(),
+            whole,
             new_folder(export, trainer.accelerator, replaces=True) as partial_folder,
         ):
             if state.is_main_process:  # plain: adapters are merged in float32
@@ -218,20 +215,6 @@ def fine_tune(config: GrpoVlmConfig) -> str:
             return ""
         write_json(folder / RESULT, {"step": step, "reward": reward.signature})
         return f"model in {export}; rl-caption evaluate --model {export} judges it"
-
-
-def inputs_of(
-    config: GrpoVlmConfig, reward: MixedReward, rows: Sequence[Row]
-) -> dict[str, Any]:
-    """What a run that goes on must have as before, as JSON has it."""
-    inputs = computed(config.model_dump(mode="json")) | {
-        "reward": reward.signature,
-        "weights": weights_hash(str(config.model.init)),
-    }
-    data = fingerprint({"train": rows})
-    return inputs | {
-        name: value for name, value in data.items() if not name.endswith(TIMES)
-    }
 
 
 def make_trainer(
@@ -333,13 +316,11 @@ class Log(TrainerCallback):
             return
         if state.is_world_process_zero:
             append_line(self.path, {"step": state.global_step, **values})
-            said = [
-                f"{key} {value:.4g}"
-                for key, value in values.items()
-                if key.endswith(("/mean", "/mean_length"))
-            ]
-            step = f"step {state.global_step}/{state.max_steps}"
-            tqdm.write("  ".join([step, *said]), file=sys.stderr)
+            line = f"step {state.global_step}/{state.max_steps}"
+            for key, value in values.items():
+                if key.endswith(("/mean", "/mean_length")):
+                    line += f"  {key} {value:.4g}"
+            tqdm.write(line, file=sys.stderr)
         if not math.isfinite(values["loss"]):
             raise NonFiniteError(
                 f"loss is {values['loss']} at step {state.global_step}: lower trl.learning_rate"

@@ -57,11 +57,8 @@ class FinishedAware:
         """Wrap ``reward``, which is logged as ``name`` or, by default, under its own name."""
         self.reward, self.eos_token_ids = reward, frozenset(eos_token_ids)
         self.__name__ = name or reward.__name__
-        self.columns, self.bounds, self.signature = (
-            reward.columns,
-            reward.bounds,
-            reward.signature,
-        )
+        self.columns, self.bounds = reward.columns, reward.bounds
+        self.signature = reward.signature
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any

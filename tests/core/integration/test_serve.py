@@ -12,24 +12,23 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from PIL import Image
 
-from rewards.base import Reward, RewardError
+from rewards.base import RewardError
 from rewards.images import open_image
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
-from rl_caption.integrations import easyr1, openrlhf
+from rl_caption.integrations import openrlhf
 from rl_caption.integrations.app import make_app
+from rl_caption.integrations.batching import scores_rows_alone
 from rl_caption.integrations.client import RewardClient, ServerError
 from rl_caption.integrations.config import ServeConfig
-from rl_caption.integrations.server import build_served_reward, make_scorer
+from rl_caption.integrations.server import build_served_reward
 from rl_caption.integrations.swift import ServedReward
 from rl_caption.runtime.errors import ConfigError
 
@@ -44,18 +43,13 @@ CAPTIONS = ["a dog runs", "a cat on a bed"]
 class Closed:
     """Scores 1, and fails where a caption is "bad"; every call waits for ``gate``."""
 
-    __name__ = "closed"
-    columns: frozenset[str] = frozenset()
-    bounds = (0.0, 1.0)
-    signature = "closed"
+    __name__, columns, bounds, signature = "closed", frozenset(), (0.0, 1.0), "closed"
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.gate = threading.Event()
-        self.sizes: list[int] = []
+        self.sizes = []
 
-    def __call__(
-        self, prompts: Any, completions: Sequence[str], **columns: Any
-    ) -> list[float]:
+    def __call__(self, prompts, completions, **columns):
         self.sizes.append(len(completions))
         assert self.gate.wait(30)
         if "bad" in completions:
@@ -66,24 +60,19 @@ class Closed:
 class Width:
     """The width of an image in pixels."""
 
-    __name__ = "width"
-    columns = frozenset({"image"})
-    bounds = (0.0, 1e6)
-    signature = "width"
+    __name__, columns, bounds, signature = "width", {"image"}, (0.0, 1e6), "width"
 
-    def __call__(
-        self, prompts: Any, completions: Sequence[str], **columns: Any
-    ) -> list[float]:
+    def __call__(self, prompts, completions, **columns):
         return [float(open_image(image).width) for image in columns["image"]]
 
 
 @contextmanager
-def served(reward: Reward | MixedReward, **options: Any) -> Iterator[str]:
+def served(reward, **options):
     """The address of a server of ``reward`` in a thread."""
     if not isinstance(reward, MixedReward):
         reward = MixedReward({reward.__name__: (reward, 1.0)})
     config = ServeConfig(**options)
-    app = make_app(config, make_scorer(config, reward))
+    app = make_app(config, reward)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -97,7 +86,7 @@ def served(reward: Reward | MixedReward, **options: Any) -> Iterator[str]:
             thread.join(30)
 
 
-def wait_until(condition: Callable[[], object]) -> None:
+def wait_until(condition):
     """Wait for ``condition``, 30 seconds at most."""
     end = time.monotonic() + 30
     while not condition():
@@ -105,34 +94,36 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
-def client_of(url: str, **options: Any) -> RewardClient:
+def client_of(url, **options):
     return RewardClient(url, **{"timeout": 30.0, "attempts": 1} | options)
 
 
-def cider(name: str = "cider") -> Reward:
+def cider(name="cider"):
     """CIDEr-D, or another reward that needs document frequencies."""
     return build(name, df=DocumentFrequencies.from_texts(REFERENCES, eos=True))
 
 
-def mixture() -> MixedReward:
-    rouge, repetition = build("rouge_l"), build("repetition")
+def mixture(**rewards):
+    """A mixture of ``rewards``, by default of three."""
+    if rewards:
+        return MixedReward({name: (reward, 1.0) for name, reward in rewards.items()})
     terms = {
         "cider": (cider(), 1.0),
-        "rouge": (rouge, 0.5),
-        "again": (repetition, -0.1),
+        "rouge": (build("rouge_l"), 0.5),
+        "again": (build("repetition"), -0.1),
     }
     return MixedReward(terms)
 
 
-def status_of(url: str, content: bytes, **headers: str) -> tuple[int, dict[str, Any]]:
+def status_of(url, content, **headers):
+    """Status and answer of a request to score."""
     headers = {"Content-Type": "application/json"} | headers
     request = urllib.request.Request(f"{url}/score", content, headers)
     try:
         with urllib.request.urlopen(request, timeout=30) as response:
-            return response.status, json.load(response)
+            return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
-        content = error.read()
-        return error.code, json.loads(content) if content[:1] == b"{" else {}
+        return error.code, error.read().decode()
 
 
 def test_scores_are_those_of_the_reward_to_the_last_bit():
@@ -146,29 +137,25 @@ def test_scores_are_those_of_the_reward_to_the_last_bit():
     assert health["signature"] == reward.signature
 
 
-def test_requests_that_arrive_meanwhile_share_a_call_and_a_bad_one_fails_alone():
+def test_rewards_from_outside_have_calls_of_their_own_and_a_bad_one_fails_alone():
     reward = Closed()
-    with served(reward, window_ms=0.0) as url, ThreadPoolExecutor(4) as pool:
-        first = pool.submit(client_of(url).score, ["a"])
+    with served(reward) as url, ThreadPoolExecutor(4) as pool:
+        score = client_of(url).score
+        first = pool.submit(score, ["a"])
         wait_until(lambda: reward.sizes)
-        later = [
-            pool.submit(client_of(url).score, captions)
-            for captions in (["b"], ["c", "bad"], ["d", "e"])
-        ]
-        wait_until(lambda: client_of(url).health()["pending"] == 6)
+        later = [pool.submit(score, texts) for texts in (["b"], ["c", "bad"], ["d"])]
+        wait_until(lambda: client_of(url).health()["pending"] == 5)
         reward.gate.set()
-        assert first.result().total == [1.0]
-        assert [later[0].result().total, later[2].result().total] == [[1.0], [1.0, 1.0]]
+        totals = [request.result().total for request in (first, later[0], later[2])]
+        assert totals == [[1.0]] * 3
         with pytest.raises(ServerError, match=r"422: .*closed"):
             later[1].result()
-    # Not known to score rows alone: each request has its own call.
-    assert reward.sizes[0] == 1
-    assert sorted(reward.sizes) == [1, 1, 2, 2]
+    assert sorted(reward.sizes) == [1, 1, 1, 2]
 
 
-def test_rows_of_known_rewards_share_calls_and_the_failing_row_is_named(monkeypatch):
-    sizes: list[int] = []
-    reward = MixedReward({"rouge": (build("rouge_l"), 1.0)})
+def test_rows_of_known_rewards_share_calls_and_a_bad_request_fails_alone(monkeypatch):
+    sizes = []
+    reward = mixture(rouge=build("rouge_l"))
     score, gate = reward.terms, threading.Event()
 
     def terms(prompts, completions, **columns):
@@ -177,10 +164,7 @@ def test_rows_of_known_rewards_share_calls_and_the_failing_row_is_named(monkeypa
         return score(prompts, completions, **columns)
 
     monkeypatch.setattr(reward, "terms", terms)
-    with (
-        served(reward, window_ms=0.0, max_batch=7) as url,
-        ThreadPoolExecutor(8) as pool,
-    ):
+    with served(reward, max_batch=7) as url, ThreadPoolExecutor(8) as pool:
         client = client_of(url)
         first = pool.submit(client.score, CAPTIONS[:1], references=REFERENCES[:1])
         wait_until(lambda: sizes)
@@ -193,31 +177,31 @@ def test_rows_of_known_rewards_share_calls_and_the_failing_row_is_named(monkeypa
         assert first.result().total == expected[:1]
         assert [request.result().total for request in good] == [expected] * 4
         assert sizes == [1, 6, 2], "of two captions each, at most max_batch a call"
-        with pytest.raises(ServerError, match=r"422.*'rouge'.*row 2"):
-            client.score(["a", "b", "c", "d"], references=[*REFERENCES, [], ["x"]])
+        gate.clear()
+        first = pool.submit(client.score, CAPTIONS, references=REFERENCES)
+        wait_until(lambda: len(sizes) == 4)
+        bad = pool.submit(client.score, ["a", "b"], references=[["x"], []])
+        wait_until(lambda: client.health()["pending"] == 4)
+        good = pool.submit(client.score, CAPTIONS, references=REFERENCES)
+        wait_until(lambda: client.health()["pending"] == 6)
+        gate.set()
+        with pytest.raises(ServerError, match=r"422.*'rouge'.*row 1"):
+            bad.result()
+        assert good.result().total == expected
+        assert sizes[4:] == [4, 2, 2]
 
 
 def test_captions_that_are_compared_with_those_of_their_call_share_none():
-    reward = MixedReward({"diversity": (cider("diversity"), 1.0)})
-    groups = [
-        ["a dog runs", "a dog", "a cat"],
-        ["a dog runs", "a dog runs", "two dogs"],
-    ]
-    with served(reward, window_ms=50.0) as url, ThreadPoolExecutor(2) as pool:
-        requests = [
-            pool.submit(client_of(url).score, captions, image_id=["1"] * 3)
-            for captions in groups
-        ]
-        scores = [request.result().total for request in requests]
-    assert scores == [reward(None, captions, image_id=["1"] * 3) for captions in groups]
+    assert scores_rows_alone(mixture())
+    compared = mixture(rouge=build("rouge_l"), other=cider("diversity"))
+    assert not scores_rows_alone(compared)
+    normalized = MixedReward({"cider": (cider(), 1.0)}, normalize="per_term")
+    assert not scores_rows_alone(normalized)
 
 
 def test_a_full_queue_answers_503_and_the_client_tries_again_but_never_makes_a_score_up():
     reward = Closed()
-    with (
-        served(reward, max_pending=2, window_ms=0.0) as url,
-        ThreadPoolExecutor(2) as pool,
-    ):
+    with served(reward, max_pending=2) as url, ThreadPoolExecutor(2) as pool:
         first = pool.submit(client_of(url).score, ["a", "b"])
         wait_until(lambda: reward.sizes)
         with pytest.raises(ServerError, match="503"):
@@ -236,20 +220,16 @@ def test_a_full_queue_answers_503_and_the_client_tries_again_but_never_makes_a_s
         (b'{"captions": ["a"], "caption": []}', 422, "caption"),
         (b'{"captions": []}', 422, "captions"),
         (b'{"captions": ["a"]}', 422, "references"),
-        (
-            b'{"captions": ["a"], "columns": {"references": ["x", "y"]}}',
-            422,
-            "references",
-        ),
-        (b'{"captions": ["a"], "columns": {"reference": [["x"]]}}', 422, "'reference'"),
+        (b'{"captions": ["a"], "columns": {"finished": [1, 1]}}', 422, "finished"),
+        (b'{"captions": ["a"], "columns": {"finish": [1]}}', 422, "'finish'"),
         (b'{"captions": ["' + b"a" * 2**21 + b'"]}', 413, "MiB"),
     ],
 )
 def test_a_bad_request_is_refused(content, status, named):
-    with served(MixedReward({"rouge": (build("rouge_l"), 1.0)}), max_mb=1.0) as url:
+    with served(mixture(rouge=build("rouge_l")), max_mb=1.0) as url:
         code, answer = status_of(url, content)
         assert code == status
-        assert named in answer["detail"]
+        assert named in answer
         assert client_of(url).score(CAPTIONS, references=REFERENCES).total, (
             "the server lives on"
         )
@@ -257,16 +237,12 @@ def test_a_bad_request_is_refused(content, status, named):
 
 def test_a_body_that_does_not_arrive_is_refused(monkeypatch):
     monkeypatch.setattr("rl_caption.integrations.app.BODY_SECONDS", 0.5)
-    with (
-        served(mixture()) as url,
-        socket.create_connection(
-            ("127.0.0.1", int(url.rsplit(":", 1)[1])), 30
-        ) as client,
-    ):
-        client.sendall(
-            b'POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"captions": ['
-        )
-        assert client.recv(100).startswith(b"HTTP/1.1 408 ")
+    request = b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{"
+    with served(mixture()) as url:
+        port = int(url.rsplit(":", 1)[1])
+        with socket.create_connection(("127.0.0.1", port), 30) as client:
+            client.sendall(request)
+            assert client.recv(100).startswith(b"HTTP/1.1 408 ")
 
 
 def test_images_come_from_below_named_folders_or_as_content(tmp_path):
@@ -291,9 +267,7 @@ def test_images_come_from_below_named_folders_or_as_content(tmp_path):
             {"base64": 1},
             None,
         ):
-            with pytest.raises(
-                ServerError, match=r"422.*row 1: image.*NAME/path.*\['root'\]"
-            ):
+            with pytest.raises(ServerError, match=r"row 1: image.*NAME/path.*'root'"):
                 client.score(["a", "b"], image=["root/inside.png", image])
         for image in ("root/large.png", "root/text.png", root / "large.png", b"!"):
             with pytest.raises(ServerError, match=r"422.*[iI]mage"):
@@ -305,7 +279,7 @@ def test_a_token_is_required_where_there_is_one_and_other_hosts_need_one(monkeyp
     with pytest.raises(ValueError, match="RL_CAPTION_TOKEN"):
         ServeConfig(host="0.0.0.0")
     body = json.dumps({"captions": ["a"], "columns": {"references": [["a"]]}}).encode()
-    with served(MixedReward({"rouge": (build("rouge_l"), 1.0)})) as url:
+    with served(mixture(rouge=build("rouge_l"))) as url:
         assert status_of(url, body, Host="attacker.example")[0] == 400
         monkeypatch.setenv("RL_CAPTION_TOKEN", "secret")
         ServeConfig(host="0.0.0.0")
@@ -327,12 +301,6 @@ def test_adapters_score_as_the_reward_does(monkeypatch, tmp_path):
     labels = [json.dumps({"references": references}) for references in REFERENCES]
     with served(reward) as url:
         monkeypatch.setenv("RL_CAPTION_URL", url)
-        inputs = [
-            {"response": caption, "response_length": 3, "ground_truth": label}
-            for caption, label in zip(CAPTIONS, labels, strict=True)
-        ]
-        found = easyr1.compute_score(inputs)
-        assert [scores["overall"] for scores in found] == expected
         prompt = "<|start|><|image|><|end|>Describe.\n<|start|>assistant\n"
         expanded = prompt.replace("<|image|>", "<|image|>" * 9)
         queries = [f"{expanded}{CAPTIONS[0]}<|end|>", f"{prompt}{CAPTIONS[1]}"]
@@ -365,11 +333,6 @@ def test_adapters_score_as_the_reward_does(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("prompt", "image", "expanded"),
     [
-        (
-            "<|im_start|>user\n{}Describe.<|im_end|>\n<|im_start|>assistant\n",
-            "<x>",
-            "<x><x><x>",
-        ),
         ("<bos>{}Describe<end>\n<start>model\n", "<soi>", "\n\n<soi><x><x><eoi>\n\n"),
         ("User:{}Describe<end>\nAssistant:", "<image>", "<fake><global><image><fake>"),
         ("{}\nDescribe <|a|><|b|>", "<image>", "<image><image>"),
@@ -385,7 +348,7 @@ def test_the_prompt_is_cut_from_a_query_whose_image_has_many_tokens(
 def test_the_client_and_the_adapters_need_only_the_standard_library():
     code = """
 import sys
-from rl_caption.integrations import client, easyr1, openrlhf, swift
+from rl_caption.integrations import client, openrlhf, swift
 assert not {"torch", "numpy", "PIL", "fastapi", "transformers"} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

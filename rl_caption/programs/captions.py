@@ -92,14 +92,9 @@ def build_reranker(
     """
     builder, arguments = RewardBuilder(references, tokenizer), dict(kwargs)
     with config_errors("rerank"):
-        if (
-            short_name(name) == "consensus"
-            and "df" not in arguments
-            and len(references) > 1
-        ):
-            arguments["df"] = builder.count(
-                eos=False, tokenizer=arguments.get("tokenizer")
-            )
+        if short_name(name) == "consensus" and len(references) > 1:
+            words = arguments.get("tokenizer")
+            arguments.setdefault("df", builder.count(eos=False, tokenizer=words))
         reward = builder.build(name, arguments)
     if "references" in reward.columns:
         raise ConfigError(
@@ -123,11 +118,10 @@ def caption_rows(
     for row in rows:
         captioner.max_tokens_of(row)
     policy = captioner.policy.to(accelerator.device)
-    return Captions(
-        decode_candidates(
-            captioner, policy, rows, decoding, accelerator, "captioning", seed
-        )
+    decoded = decode_candidates(
+        captioner, policy, rows, decoding, accelerator, "captioning", seed
     )
+    return Captions(decoded)
 
 
 def rerank_captions(
@@ -137,17 +131,17 @@ def rerank_captions(
     the reward failed.
     """
     candidates = captions.candidates
-    pairs = [
-        (row, candidate) for row in rows for candidate in candidates[row["image_id"]]
-    ]
-    prompts, columns = reward_inputs(
-        [row for row, _ in pairs], [candidate.finished for _, candidate in pairs]
-    )
+    repeated: list[Row] = []
+    flat: list[Candidate] = []
+    for row in rows:
+        flat += candidates[row["image_id"]]
+        repeated += [row] * len(candidates[row["image_id"]])
+    finished = [candidate.finished for candidate in flat]
+    prompts, columns = reward_inputs(repeated, finished)
     columns.pop("references", None)  # for no reward to look at
-    texts = [candidate.caption for _, candidate in pairs]
-    scores = iter(score_captions(reward, "rerank", prompts, texts, columns))
-    rewards = {
-        row["image_id"]: [next(scores) for _ in candidates[row["image_id"]]]
-        for row in rows
-    }
+    texts = [candidate.caption for candidate in flat]
+    rewards: dict[str, list[float]] = {}
+    scores = score_captions(reward, "rerank", prompts, texts, columns)
+    for row, score in zip(repeated, scores, strict=True):
+        rewards.setdefault(row["image_id"], []).append(score)
     return Captions(candidates, rewards)

@@ -111,11 +111,9 @@ class _Images(NamedTuple):
 
 def evaluate(config: EvaluateConfig) -> str:
     """Evaluate captions of a model or a file, or compare those of two files; return the tables."""
-    return (
-        compare_systems(config)
-        if isinstance(config, CompareConfig)
-        else evaluate_split(config)
-    )
+    if isinstance(config, CompareConfig):
+        return compare_systems(config)
+    return evaluate_split(config)
 
 
 def evaluate_split(config: EvaluateConfig) -> str:
@@ -130,17 +128,17 @@ def evaluate_split(config: EvaluateConfig) -> str:
     if judged is None:
         return ""
     evaluation, captions, rows = judged
-    name = _name(config)
-    evaluations = {name: with_intervals(evaluation, config.bootstrap, seed=config.seed)}
+    evaluation = with_intervals(evaluation, config.bootstrap, seed=config.seed)
     (Path(config.out) / COMPARISON).unlink(missing_ok=True)
-    paths = write_evaluation(evaluations[name], captions, config.out)
-    source = {"predictions": sha256_of(paths[0])}
+    paths = write_evaluation(evaluation, captions, config.out)
+    name, source = getattr(config, "model", ""), {"predictions": sha256_of(paths[0])}
     if isinstance(config, EvaluateFileConfig):
-        source = _source_of(config.predictions, captions)
+        name = Path(str(config.predictions)).stem
+        source = _source_of(str(config.predictions), captions)
     write_json(Path(config.out) / SETTINGS, settings | source)
     print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
     _report(config, rows)
-    return format_table(evaluations)
+    return format_table({name: evaluation})
 
 
 def compare_systems(config: CompareConfig) -> str:
@@ -338,36 +336,22 @@ def settings_of(config: EvaluateConfig) -> dict[str, Any]:
         return settings
     from rl_caption.captioners.loading import weights_hash
 
-    decode = plain["decode"]
-    if not decode["with_greedy"]:
-        del decode["with_greedy"]
-    weights = weights_hash(str(config.model))
-    return settings | {"prompt": plain["prompt"], "decode": decode, "weights": weights}
+    settings["weights"] = weights_hash(str(config.model))
+    return settings | {"prompt": plain["prompt"], "decode": plain["decode"]}
 
 
-def _source_of(path: str | None, captions: Mapping[str, str]) -> dict[str, Any]:
+def _source_of(path: str, captions: Mapping[str, str]) -> dict[str, Any]:
     """``predictions``: the hash of the file of captions; and ``weights``, where an evaluation that
     wrote it says so.
     """
-    assert path is not None
     assert isinstance(captions, Captions)
     note = Path(captions_file(path)).with_name(SETTINGS)
-    note_of_run = read_json(note, EvaluationError) if note.is_file() else {}
+    noted = read_json(note, EvaluationError) if note.is_file() else {}
     source: dict[str, Any] = {"predictions": captions.sha256}
-    if note_of_run.get("predictions") == captions.sha256 and "weights" in note_of_run:
-        source |= {
-            key: note_of_run[key]
-            for key in ("weights", "prompt", "decode")
-            if key in note_of_run
-        }
+    if noted.get("predictions") == captions.sha256:
+        for key in {"weights", "prompt", "decode"} & noted.keys():
+            source[key] = noted[key]
     return source
-
-
-def _name(config: EvaluateConfig) -> str:
-    if isinstance(config, EvaluateFileConfig):
-        return Path(str(config.predictions)).stem
-    assert isinstance(config, EvaluateModelConfig)
-    return str(config.model)
 
 
 def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
@@ -529,23 +513,15 @@ def _score_candidates(
     }
     if len(samples) < 2 or min(map(len, samples.values())) < 2:
         return
-    evaluation = evaluate_samples(
-        samples,
-        images.references,
-        words_tokenizer(config.tokenizer, config.data.tokenizer),
-    )
-    scores = {
-        "metrics": evaluation.metrics,
-        "best_of": [one._asdict() for one in evaluation.best_of],
-    }
+    words = words_tokenizer(config.tokenizer, config.data.tokenizer)
+    evaluation = evaluate_samples(samples, images.references, words)
+    best_of = [one._asdict() for one in evaluation.best_of]
+    scores = {"metrics": evaluation.metrics, "best_of": best_of}
     write_json(Path(config.out) / "candidates_scores.json", scores)
-    best = evaluation.best_of[-1]._asdict()
-    spread = [f"{key} {value:.3f}" for key, value in evaluation.metrics.items()]
-    spread += [f"CIDEr-D (x100) {key} {100 * value:.2f}" for key, value in best.items()]
-    print(
-        f"{len(evaluation.best_of)} captions of an image: {', '.join(spread)}",
-        file=sys.stderr,
-    )
+    said = [f"{key} {value:.3f}" for key, value in evaluation.metrics.items()]
+    for key, value in best_of[-1].items():
+        said.append(f"CIDEr-D (x100) {key} {100 * value:.2f}")
+    print(f"{len(best_of)} captions of an image: {', '.join(said)}", file=sys.stderr)
 
 
 def _decode(
@@ -583,7 +559,7 @@ def _decode(
         rows = check_row_images(rows, "the captioner", skip, on_bad=config.data.on_bad)
     print_main(
         accelerator,
-        f"captioning {len(rows)} images of {split!r} ({how}) with {_name(config)}",
+        f"captioning {len(rows)} images of {split!r} ({how}) with {config.model}",
     )
     decoded = caption_rows(captioner, rows, config.decode, accelerator, config.seed)
     file = Path(config.out) / "candidates.jsonl"

@@ -4,7 +4,6 @@ A grid that was stopped goes on: finished runs are kept, and an interrupted one 
 """
 
 import csv
-import io
 import os
 import re
 import statistics
@@ -268,10 +267,8 @@ def write_tables(
         [result.label, result.seed, *map(result.figures.get, keys)]
         for result in results
     ]
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
-    writer.writerows([["system", "seed", *keys], *rows])
-    write_text(out / "runs.csv", written.getvalue())
+    with (out / "runs.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([["system", "seed", *keys], *rows])
     for failure in failures:
         say(f"error: {failure}")
     return int(bool(failures))

@@ -51,8 +51,8 @@ THUMBNAIL = 176
 
 Captions = Mapping[str, Mapping[str, str]]
 """System -> image id -> caption."""
-Scores = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""Metric -> system -> image id -> score of the caption."""
+Scores = Mapping[str, Mapping[str, float]]
+"""System -> image id -> score of the caption."""
 
 
 def make_page(
@@ -116,15 +116,13 @@ def run_page(run: RunFolder, rows: Sequence[Row] | None, images: int) -> str:
     captions = {name: run.predictions(step) for name, step in steps.items()}
     split = run.config.get("eval", {}).get("split", "val")
     settings = {"data": run.config.get("data", {}), "split": split}
-    is_cider = [
-        "cider" in (name, term.get("target")) for name, term in run.terms.items()
-    ]
+    rewards = {*run.terms, *(term.get("target") for term in run.terms.values())}
     names = run.path.resolve().parts
     about = {"environment": dict(run.env), "configuration": dict(run.config)}
     return _render(
         run=run,
         title="/".join(names[-3:-1]) if names[-1] == "run" else names[-1],
-        remark=CIDER_DIFFERENCES if any(is_cider) else "",
+        remark=CIDER_DIFFERENCES if "cider" in rewards else "",
         charts=charts(run),
         command=shlex.join(run.env.get("command", [])),
         settings=yaml.safe_dump(about, sort_keys=False, allow_unicode=True),
@@ -210,11 +208,8 @@ def gallery(
         row: Any = by_id.get(image_id, {})
         captions = []
         for name, texts in systems.items():
-            own = {
-                metric: of[name][image_id]
-                for metric, of in scores.items()
-                if image_id in of.get(name, {})
-            }
+            score = scores.get(name, {}).get(image_id)
+            own = {} if score is None else {CIDER: score}
             captions.append((name, texts.get(image_id), own))
         card = {"id": image_id, "image": _picture(row), "captions": captions}
         cards.append(card | {"references": row.get("references", [])})
@@ -248,7 +243,7 @@ def reference_scores(
         values = judges["cider"](None, texts, references=own)
         shown = [factor_of("cider") * value for value in values]
         scores[system] = dict(zip(ids, shown, strict=True))
-    return {CIDER: scores}
+    return scores
 
 
 def select_images(systems: Captions, scores: Scores, limit: int) -> list[str]:
@@ -256,10 +251,9 @@ def select_images(systems: Captions, scores: Scores, limit: int) -> list[str]:
     score differs most among the systems.
     """
     ids = list(dict.fromkeys(i for captions in systems.values() for i in captions))
-    by_system = next(iter(scores.values()), {})
 
     def change(image_id: str) -> float:
-        values = [own[image_id] for own in by_system.values() if image_id in own]
+        values = [own[image_id] for own in scores.values() if image_id in own]
         return max(values, default=0) - min(values, default=0)
 
     count = min(limit, len(ids))

@@ -167,7 +167,7 @@ def test_missing_pieces_are_said(tmp_path):
 def test_images_that_changed_most_come_first():
     systems = {name: {str(i): name for i in range(100)} for name in "xy"}
     changed = {str(i): float(i in (30, 50, 90, 99)) for i in range(100)}
-    scores = {"m": {"x": dict.fromkeys(changed, 0.0), "y": changed}}
+    scores = {"x": dict.fromkeys(changed, 0.0), "y": changed}
     ids = select_images(systems, scores, 10)
     assert ids[:4] == ["30", "50", "90", "0"], "an even sample, sorted"
     assert (len(ids), len(set(ids))) == (10, 10)

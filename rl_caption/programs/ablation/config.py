@@ -18,8 +18,13 @@ class CellConfig(Section):
     """Values by dotted key, such as ``{train.lr: 1.0e-5}``."""
 
 
-class GridConfig(TrustConfig):
-    """A grid of runs that have a recipe in common."""
+class AblateConfig(TrustConfig):
+    """``ablate``: a grid of self-critical runs from one starting checkpoint, and tables of their
+    results.
+
+    ``recipe`` is a configuration of ``scst``; its ``model.init`` is the starting policy. Model and
+    data are the same in all cells.
+    """
 
     recipe: str
     """Configuration that all cells share."""
@@ -32,16 +37,6 @@ class GridConfig(TrustConfig):
     """
     out: str = "runs/ablation"
     """Folder of all runs and of the tables."""
-
-
-class AblateConfig(GridConfig):
-    """``ablate``: a grid of self-critical runs from one starting checkpoint, and tables of their
-    results.
-
-    ``recipe`` is a configuration of ``scst``; its ``model.init`` is the starting policy. Model and
-    data are the same in all cells.
-    """
-
     all: dict = {}
     """Keys that replace those of the recipe in all runs, such as ``{data: {path: /disk/coco}}``."""
     split: str = "test"

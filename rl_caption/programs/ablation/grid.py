@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import yaml
 
+from rl_caption.config.schema import ScstConfig
 from rl_caption.data.files import write_text
 from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.results import (
@@ -27,7 +28,7 @@ from rl_caption.evaluation.results import (
     format_value,
     markdown,
 )
-from rl_caption.programs.ablation.config import GridConfig
+from rl_caption.programs.ablation.config import AblateConfig
 from rl_caption.runtime.errors import EXPECTED, ConfigError, config_errors
 from rl_caption.runtime.launch import run_lock, stop_requests
 from rl_caption.runtime.options import as_words
@@ -70,14 +71,11 @@ class Result(NamedTuple):
     figures: Mapping[str, float | None]
 
 
-def make_runs(
-    grid: GridConfig, kind: type[Any], words: Sequence[str], parse: Parse
-) -> list[Run]:
+def make_runs(grid: AblateConfig, words: Sequence[str], parse: Parse) -> list[Run]:
     """All runs of a grid, seed by seed, so that a grid that is cut short has whole tables.
 
     Args:
         grid: the grid.
-        kind: class of the configuration of a run.
         words: of the command line that all runs share.
         parse: makes a configuration of a command line.
 
@@ -97,12 +95,11 @@ def make_runs(
                 values["reward.terms"] = cell.model_dump(mode="json")["terms"]
             key = f"cell {label!r}"
             with config_errors(key):
-                config = parse(kind, [*words, *as_words(values)], key)
+                config = parse(ScstConfig, [*words, *as_words(values)], key)
             run = Run(label, seed, parent, config)
             saved = run.folder / "config.yaml"
             settings = config.model_dump(mode="json")
-            changed = changed_keys(saved, settings) if saved.is_file() else []
-            if changed:
+            if saved.is_file() and (changed := changed_keys(saved, settings)):
                 raise ConfigError(
                     f"{run.name} exists with another configuration: {'; '.join(changed)}. Choose "
                     f"another out, or remove {parent}"
@@ -122,7 +119,6 @@ def owned(out: str) -> Iterator[Path]:
 
 
 def train_runs(
-    program: str,
     runs: Sequence[Run],
     num_parallel: int,
     measure: Callable[[Run], Mapping[str, float | None]],
@@ -138,7 +134,7 @@ def train_runs(
     torch.set_num_threads(cpu_threads(num_parallel + 1))
     found: dict[str, Result] = {}
     failures = []
-    for run, code in trained(program, runs, num_parallel):
+    for run, code in trained(runs, num_parallel):
         if not is_complete(run.folder):
             log = run.parent / "log.txt"
             failures.append(
@@ -153,9 +149,7 @@ def train_runs(
     return [found[run.name] for run in runs if run.name in found], failures
 
 
-def trained(
-    program: str, runs: Sequence[Run], num_parallel: int
-) -> Iterator[tuple[Run, int]]:
+def trained(runs: Sequence[Run], num_parallel: int) -> Iterator[tuple[Run, int]]:
     """Yield the complete runs, with 0, then train the others, ``num_parallel`` at a time, and yield
     each when it has ended, with its exit code.
 
@@ -169,7 +163,7 @@ def trained(
 
     def start() -> None:
         run, device = waiting.pop(0), devices.pop(0)
-        running.append((run, _start(program, run, device), device))
+        running.append((run, _start(run, device), device))
 
     # Signals reach the main thread alone, so that every training that was started is in the list.
     with ThreadPoolExecutor(1) as starter:
@@ -190,7 +184,7 @@ def trained(
             _stop([process for _, process, _ in running if process.poll() is None])
 
 
-def _start(program: str, run: Run, device: str | None) -> subprocess.Popen[bytes]:
+def _start(run: Run, device: str | None) -> subprocess.Popen[bytes]:
     file = run.parent / "config.yaml"
     settings = run.config.model_dump(mode="json")
     write_text(file, yaml.safe_dump(settings, sort_keys=False))
@@ -198,7 +192,7 @@ def _start(program: str, run: Run, device: str | None) -> subprocess.Popen[bytes
     # A session of its own: Ctrl-C reaches this process only, which asks the training to stop.
     with (run.parent / "log.txt").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "rl_caption", program, "--config", str(file)],
+            [sys.executable, "-m", "rl_caption", "scst", "--config", str(file)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -245,16 +239,16 @@ def write_tables(
     keys = list(dict.fromkeys(key for result in results for key in result.figures))
     lines = []
     for label in dict.fromkeys(result.label for result in results):
-        seeds = [result for result in results if result.label == label]
+        seeds = [result.figures for result in results if result.label == label]
         line = [label, str(len(seeds))]
         for key in keys:
-            found = [seed.figures.get(key) for seed in seeds]
+            found = [figures.get(key) for figures in seeds]
             values = [value for value in found if value is not None]
-            column, text = column_of(key), LEFT_OUT
+            text = LEFT_OUT
             if values:
-                text = format_value(statistics.fmean(values), column)
+                text = format_value(statistics.fmean(values), column_of(key))
             if len(values) > 1:
-                text += f" ± {format_value(statistics.stdev(values), column)}"
+                text += f" ± {format_value(statistics.stdev(values), column_of(key))}"
             line.append(text)
         lines.append(line)
     head = ["system", "seeds", *(column_of(key).heading for key in keys)]
@@ -263,12 +257,11 @@ def write_tables(
     listed = [*notes, *(f"missing: {failure}" for failure in failures)]
     remarks = "\n".join(f"- {line}" for line in listed)
     write_text(out / "table.md", f"# {out.name}\n\n{table}\n\n{remarks}\n")
-    rows = [
-        [result.label, result.seed, *map(result.figures.get, keys)]
-        for result in results
-    ]
     with (out / "runs.csv").open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows([["system", "seed", *keys], *rows])
+        writer = csv.writer(file)
+        writer.writerow(["system", "seed", *keys])
+        for label, seed, figures in results:
+            writer.writerow([label, seed, *map(figures.get, keys)])
     for failure in failures:
         say(f"error: {failure}")
     return int(bool(failures))

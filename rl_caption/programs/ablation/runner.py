@@ -88,7 +88,7 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
             return scores_of(model, run.config, folder) | {ALARM: first}
 
         start = scores_of(str(base.model.init), base, out / START / config.split)
-        results, failures = train_runs("scst", runs, config.jobs, measure)
+        results, failures = train_runs(runs, config.jobs, measure)
         results.insert(0, Result(START, None, start))
         for label, cell in config.cells.items():
             settings = cell.model_dump(mode="json", exclude_defaults=True)
@@ -127,7 +127,7 @@ def make_plan(
     data = build_data(base.data)
     rows = data.split(config.split)
     words.append(f"--train.threads={base.train.threads or cpu_threads(config.jobs)}")
-    runs = make_runs(config, ScstConfig, words, parse)
+    runs = make_runs(config, words, parse)
     for run in runs:
         if (run.config.model, run.config.data) != (base.model, base.data):
             raise ConfigError(

@@ -174,7 +174,7 @@ def touching(file):
 def test_trainings_run_at_the_same_time_and_a_failure_stops_none(runs, tmp_path):
     go = tmp_path / "go"
     made = runs(waiting_for(go), "import sys; sys.exit('no')", touching(go))
-    ended = [(run.label, code) for run, code in trained("scst", made, 2)]
+    ended = [(run.label, code) for run, code in trained(made, 2)]
     assert ended[0] == ("1", 1), (
         "the first waits for the third, which starts after the second"
     )
@@ -195,9 +195,7 @@ def test_trainings_that_still_run_are_asked_to_stop_then_killed(
         f"signal.signal(signal.SIGTERM, {'signal.SIG_IGN' if deaf else saves})\n"
         f"open({str(tmp_path / 'ready')!r}, 'w')\ntime.sleep(60)"
     )
-    with closing(
-        trained("scst", runs(code, waiting_for(tmp_path / "ready")), 2)
-    ) as running:
+    with closing(trained(runs(code, waiting_for(tmp_path / "ready")), 2)) as running:
         next(running)
     assert (tmp_path / "saved").exists() != deaf
 
@@ -216,7 +214,7 @@ def test_a_training_that_starts_when_a_signal_arrives_is_stopped_too(runs, monke
     with (
         pytest.raises(SystemExit) as left,
         stop_requests(leave=True),
-        closing(trained("scst", runs(sleep, sleep), 2)) as running,
+        closing(trained(runs(sleep, sleep), 2)) as running,
     ):
         next(running)
     assert left.value.code == 128 + signal.SIGTERM

@@ -40,19 +40,12 @@ from tests.captions_for_tests import CAPTIONS, REFERENCES
 from tests.clip_for_tests import tiny_student
 from tests.report_for_tests import DATA, write_run
 
-KARPATHY = {
-    "images": [
-        {
-            "cocoid": int(key),
-            "filename": f"{key}.jpg",
-            "split": split,
-            "sentences": [{"raw": text} for text in texts],
-        }
-        for (key, texts), split in zip(
-            REFERENCES.items(), ("train", "val", "test", "test"), strict=True
-        )
-    ]
-}
+SPLITS = ("train", "val", "test", "test")
+KARPATHY = {"images": []}
+for split, (key, texts) in zip(SPLITS, REFERENCES.items(), strict=True):
+    sentences = [{"raw": text} for text in texts]
+    image = {"cocoid": int(key), "filename": f"{key}.jpg", "split": split}
+    KARPATHY["images"].append(image | {"sentences": sentences})
 
 
 class Failing:
@@ -77,11 +70,11 @@ def files(tmp_path):
         "references": REFERENCES,
         "karpathy": KARPATHY,
     }
+    paths = {"out": str(tmp_path / "out")}
     for name, content in contents.items():
-        write_json(tmp_path / f"{name}.json", content)
-    return {name: str(tmp_path / f"{name}.json") for name in contents} | {
-        "out": str(tmp_path / "out")
-    }
+        paths[name] = str(tmp_path / f"{name}.json")
+        write_json(paths[name], content)
+    return paths
 
 
 def configured(files, **changes):
@@ -131,9 +124,8 @@ def test_files_are_evaluated_without_torch(files):
 def test_a_split_of_the_references_selects_the_images(files, caplog):
     found = scored(configured(files, references=files["karpathy"]))
     assert "2 captions" in warning(caplog)
-    assert found == scored(
-        configured(files, references=files["karpathy"], split="test")
-    )
+    named = configured(files, references=files["karpathy"], split="test")
+    assert found == scored(named)
     own = {key: CAPTIONS[key] for key in ("3", "4")}
     write_json(files["a"], predictions(own))
     write_json(files["b"], {key: REFERENCES[key] for key in own})
@@ -143,12 +135,7 @@ def test_a_split_of_the_references_selects_the_images(files, caplog):
         score_captions(configured(files, references=files["karpathy"], split="train"))
     with pytest.raises(DataError, match="'test'"):
         score_captions(configured(files, split="test"))
-
-
-def test_images_without_a_caption_are_counted_and_named(files, caplog):
-    write_json(
-        Path(files["a"]), predictions({key: CAPTIONS[key] for key in ("1", "3")})
-    )
+    caplog.clear()
     score_captions(configured(files))
     assert "a.json has no caption of 2 images" in warning(caplog)
 
@@ -233,17 +220,14 @@ def chosen(options):
 
 
 def test_a_judge_is_a_metric_with_its_range_and_signature(folder):
-    table = evaluate_split(
-        with_judges(
-            folder, judges=with_judges(folder).judges | {"rouge_l": JudgeConfig()}
-        )
-    )
+    judges = with_judges(folder).judges | {"rouge_l": JudgeConfig()}
+    table = evaluate_split(with_judges(folder, judges=judges))
     reward = LClipScore(folder / "student")
     # One caption at a time, opened here: neither batches nor the rows' order may matter.
-    alone = [
-        reward(None, [text], image=[Image.open(folder / f"{name}.png")])[0]
-        for name, text in OWN.items()
-    ]
+    alone = []
+    for name, text in OWN.items():
+        image = Image.open(folder / f"{name}.png")
+        alone += reward(None, [text], image=[image])
     written = load_json(folder / "out/scores.json")
     mean = written["metrics"]["judge/L-CLIPS"]
     assert mean == pytest.approx(math.fsum(alone) / 3, rel=1e-6)
@@ -257,19 +241,14 @@ def test_a_judge_is_a_metric_with_its_range_and_signature(folder):
 
 
 def test_captions_of_a_model_are_scored_image_by_image(folder):
-    found = score_captions(
-        with_judges(folder, predictions=None, model=str(folder / "model"))
-    )
-    assert found is not None
-    evaluation, captions, _ = found
+    config = with_judges(folder, predictions=None, model=str(folder / "model"))
+    evaluation, captions, _ = score_captions(config)
     images = [str(folder / f"{name}.png") for name in captions]
     scores = LClipScore(folder / "student")(None, list(captions.values()), image=images)
-    assert [
-        evaluation.per_image[name]["judge/L-CLIPS"] for name in captions
-    ] == pytest.approx(scores, rel=1e-6)
-    assert evaluation.metrics["judge/L-CLIPS"] == pytest.approx(
-        math.fsum(scores) / 4, rel=1e-6
-    )
+    found = [evaluation.per_image[name]["judge/L-CLIPS"] for name in captions]
+    assert found == pytest.approx(scores, rel=1e-6)
+    mean = math.fsum(scores) / 4
+    assert evaluation.metrics["judge/L-CLIPS"] == pytest.approx(mean, rel=1e-6)
     assert "CIDEr" in evaluation.per_image["image-0"]
 
 
@@ -279,16 +258,7 @@ def refuse(*_, **__):
 
 MODEL = {"predictions": None, "model": "model"}
 MISTAKES = [
-    (
-        MODEL | {"judges": {"rogue_l": JudgeConfig()}},
-        ConfigError,
-        r"^judges\.rogue_l: .*rouge_l",
-    ),
-    (
-        {"references": "references.json"},
-        EvaluationError,
-        r"^judges\.L-CLIPS.*reward 'l_clipscore'.*has none",
-    ),
+    (MODEL | {"judges": {"rogue_l": JudgeConfig()}}, ConfigError, r"^judges\.rogue_l"),
     (
         {"data": DataConfig(format="jsonl", path="data.jsonl", image_root="elsewhere")},
         EvaluationError,
@@ -322,11 +292,10 @@ def test_decoded_captions_outlive_a_failure(folder):
     out.mkdir()
     (out / "scores.json").write_text("{}")
     judges = {"mine": JudgeConfig(target=f"{__name__}:Failing")}
+    model = str(folder / "model")
     with pytest.raises(RewardError, match=r"judges\.mine"):
         evaluate_split(
-            with_judges(
-                folder, predictions=None, model=str(folder / "model"), judges=judges
-            )
+            with_judges(folder, predictions=None, model=model, judges=judges)
         )
     assert len(load_json(out / "predictions.json")) == 4
     assert not (out / "scores.json").exists(), "of other captions"
@@ -336,11 +305,8 @@ def test_decoded_captions_outlive_a_failure(folder):
     ("change", "count"),
     [
         (lambda text: f"{text} </s>", "4 of 18 texts"),
-        (lambda text: text.replace(" ", " ##", 1), "4 of 18 texts"),
         (lambda text: unicodedata.normalize("NFD", f"{text} café"), "4 of 18 texts"),
-        (lambda text: " ", "4 of"),
-        (lambda text: f"{text} <3 [blue] #1 # 2 a < b > c | d", None),
-        (lambda text: unicodedata.normalize("NFC", f"{text} café"), None),
+        (lambda text: f"{text} <3 [blue] #1 # 2 a < b > c | d café", None),
     ],
 )
 def test_captions_that_cost_scores_by_their_form_are_counted_and_named(
@@ -348,10 +314,8 @@ def test_captions_that_cost_scores_by_their_form_are_counted_and_named(
 ):
     references = {key: [*texts, "un café"] for key, texts in REFERENCES.items()}
     write_json(files["references"], references)
-    write_json(
-        Path(files["a"]),
-        predictions({key: change(text) for key, text in CAPTIONS.items()}),
-    )
+    captions = {key: change(text) for key, text in CAPTIONS.items()}
+    write_json(files["a"], predictions(captions))
     evaluate_split(configured(files))
     if count is None:
         assert not caplog.records
@@ -408,50 +372,39 @@ def test_a_comparison_leaves_nothing_of_other_captions(folder):
     assert not (folder / "out/comparison.json").exists()
 
 
-def test_two_evaluations_are_compared_by_their_folders(folder):
-    model, dogs = str(folder / "model"), str(folder / "dogs.json")
-    config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=2)
-    pair = [str(folder / "eval.xe"), str(folder / "eval.rl")]
-    evaluate_split(changed(config, predictions=None, model=model, out=pair[0]))
-    captions = predictions(dict.fromkeys(REFERENCE_IDS, "a dog"))
-    write_json(dogs, captions)
-    evaluate_split(changed(config, predictions=dogs, out=pair[1]))
-    compare_systems(changed(config, predictions=None, compare=pair))
-    compared = load_json(folder / "out/comparison.json")
-    assert compared["systems"] == ["eval.xe", "eval.rl"]
-    assert settings_in(folder / "out/eval.xe")["weights"] == weights_hash(model)
-    bare = CompareConfig(compare=[pair[0], dogs], out=str(folder / "out"))
-    with pytest.raises(ConfigError, match=r"data\.path"):
-        compare_systems(bare)
-
-
 def test_folders_are_compared_on_the_data_that_they_name(folder):
     config = with_judges(folder, judges={}, metrics=["rouge"], bootstrap=2)
-    evaluate_split(changed(config, out=str(folder / "first")))
-    evaluate_split(changed(config, out=str(folder / "second")))
-    pair = CompareConfig(
-        compare=[str(folder / "first"), str(folder / "second")],
-        metrics=["rouge"],
-        bootstrap=2,
-        out=str(folder / "out"),
+    model, pair = (
+        str(folder / "model"),
+        [str(folder / name) for name in ("e.xe", "e.rl")],
     )
-    compare_systems(pair)
-    assert load_json(folder / "out/first/scores.json")["metrics"] == scored(config)[1]
-    settings = settings_in(folder / "second")
+    evaluate_split(changed(config, predictions=None, model=model, out=pair[0]))
+    captions = predictions(dict.fromkeys(REFERENCE_IDS, "a dog"))
+    write_json(folder / "captions.json", captions)
+    evaluate_split(changed(config, out=pair[1]))
+    options = {"metrics": ["rouge"], "bootstrap": 2, "out": str(folder / "out")}
+    compared = CompareConfig(compare=pair, **options)
+    compare_systems(compared)
+    systems = load_json(folder / "out/comparison.json")["systems"]
+    assert systems == ["e.xe", "e.rl"]
+    assert settings_in(folder / "out/e.xe")["weights"] == weights_hash(model)
+    assert load_json(folder / "out/e.rl/scores.json")["metrics"] == scored(config)[1]
+    settings = settings_in(folder / "e.rl")
     for change, key in (
         ({"split": "val"}, "split"),
-        ({"data": settings["data"] | {"path": "elsewhere"}}, "path"),
         ({"data": settings["data"] | {"kwargs": {"seed": 1}}}, "kwargs"),
     ):
-        write_json(folder / "second/settings.json", settings | change)
+        write_json(folder / "e.rl/settings.json", settings | change)
         with pytest.raises(ConfigError, match=rf"\({key}\)"):
-            compare_systems(pair)
+            compare_systems(compared)
     received = settings["data"] | {"target": "os:system", "format": "karpathy"}
-    for name in ("first", "second"):
-        path = folder / name / "settings.json"
-        write_json(path, settings | {"data": received})
+    for name in pair:
+        write_json(f"{name}/settings.json", settings | {"data": received})
     with pytest.raises(ConfigError, match="os:system"):
-        compare_systems(pair)
+        compare_systems(compared)
+    bare = [pair[0], str(folder / "captions.json")]
+    with pytest.raises(ConfigError, match=r"data\.path"):
+        compare_systems(CompareConfig(compare=bare, **options))
 
 
 @pytest.mark.parametrize("asked", [None, "val"])

@@ -134,9 +134,7 @@ def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(
         f"{other.run.dir}/export/best" for other in configs if hasattr(other, "run")
     }
     base = str(CONFIGS.parent / str(config.recipe))
-    runs = make_runs(
-        config.replace(out="nowhere"), ScstConfig, ["--config", base], parse
-    )
+    runs = make_runs(config.replace(out="nowhere"), ["--config", base], parse)
     for planned in (run.config for run in runs):
         kwargs = [term.kwargs for term in planned.reward.terms.values()] + [
             j.kwargs for j in config.judges.values()

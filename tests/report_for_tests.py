@@ -1,10 +1,8 @@
 """Folders as the programs leave them, small and written by hand, for tests of reports."""
 
-import json
-
 import yaml
 
-from rl_caption.data.files import write_json
+from rl_caption.data.files import write_json, write_json_lines
 
 NASTY = """</script><script>alert("1")</script> & 'two' <img src=x onerror=alert(3)> <!-- \u2028"""
 DATA = {
@@ -49,9 +47,12 @@ STATE = {
 }
 
 
-def image_ids(count=30, split="val"):
-    """Ids as the generated world gives them."""
-    return [f"{split}-{index:06d}" for index in range(count)]
+def write_captions(folder, split, captions):
+    """Captions of the first images of a split of the generated world."""
+    rows = []
+    for index, caption in enumerate(captions):
+        rows.append({"image_id": f"{split}-{index:06d}", "caption": caption})
+    write_json(folder / "predictions.json", rows)
 
 
 def write_run(folder, **config):
@@ -80,21 +81,14 @@ def write_run(folder, **config):
 
 def write_lines(folder, lines):
     """The log of a run."""
-    (folder / "metrics.jsonl").write_text(
-        "".join(json.dumps(line) + "\n" for line in lines)
-    )
+    write_json_lines(folder / "metrics.jsonl", lines)
 
 
 def write_validation(folder, step, captions):
     """Captions of a validation."""
     place = folder / "eval" / f"step-{step:08d}"
     place.mkdir(parents=True)
-    ids = image_ids(len(captions))
-    rows = [
-        {"image_id": image_id, "caption": caption}
-        for image_id, caption in zip(ids, captions, strict=True)
-    ]
-    write_json(place / "predictions.json", rows)
+    write_captions(place, "val", captions)
 
 
 def write_evaluation(folder, cider, word="red", **more):
@@ -105,11 +99,7 @@ def write_evaluation(folder, cider, word="red", **more):
     scores = {"metrics": metrics, "signature": "SIG", "n": 30}
     scores["left_out"] = {"SPICE": "no <b>jar</b>"}
     write_json(folder / "scores.json", scores | more)
-    rows = [
-        {"image_id": image_id, "caption": f"a {word} square"}
-        for image_id in image_ids(split="test")
-    ]
-    write_json(folder / "predictions.json", rows)
+    write_captions(folder, "test", [f"a {word} square"] * 30)
     write_json(folder / "settings.json", {"data": DATA, "split": "test"})
     return folder
 

@@ -4,10 +4,7 @@ exported model.
 
 import re
 import shutil
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +22,7 @@ from rl_caption.captioners.loading import load_captioner
 from rl_caption.captioners.vlm_families import special_tokens
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.main import main
-from rl_caption.data.base import DataError, Row
+from rl_caption.data.base import DataError
 from rl_caption.integrations.trl import rows
 from rl_caption.integrations.trl.config import GrpoVlmConfig
 from rl_caption.integrations.trl.model import (
@@ -71,7 +68,7 @@ SCENES = {
 
 
 @pytest.fixture(autouse=True)
-def own_state() -> Iterator[None]:
+def own_state():
     """Accelerate keeps one state a process, which no other test should find."""
     AcceleratorState._reset_state(reset_partial_state=True)
     Recorder.calls.clear()
@@ -80,7 +77,7 @@ def own_state() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory):
     """Models, and data of six images in files; one row has its own prompt."""
     folder = tmp_path_factory.mktemp("vlm")
     tiny_qwen2_vl(folder / "qwen2_vl")
@@ -89,39 +86,34 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def settings(folder: Path, run: Path, **changes: Any) -> GrpoVlmConfig:
+def settings(folder, run, **changes):
     """A configuration, parsed from YAML as the program does it; ``changes`` are dotted keys."""
     file = run.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(grpo_config(folder, run, **changes)))
     return parse(GrpoVlmConfig, ["--config", str(file)], "grpo_vlm.py")
 
 
-def untimed(run: Path) -> list[dict[str, Any]]:
-    return [
-        {key: value for key, value in line.items() if key != "step_time"}
-        for line in lines(run)
-    ]
+def untimed(run):
+    return [line | {"step_time": None} for line in lines(run)]
 
 
-def exported(run: Path) -> dict[str, torch.Tensor]:
+def exported(run):
     return load_file(run / "export/last/model.safetensors")
 
 
-def equal(weights: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+def equal(weights, expected):
     return all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-def written() -> set[int]:
+def written():
     """All tokens of the captions that were scored."""
-    return {
-        token
-        for call in Recorder.calls
-        for ids in call["completion_ids"]
-        for token in ids
-    }
+    tokens = set()
+    for call in Recorder.calls:
+        tokens.update(*call["completion_ids"])
+    return tokens
 
 
-def moved(start: Path, run: Path) -> set[str]:
+def moved(start, run):
     """Names of the weights that the training changed."""
     before, after = load_file(start / "model.safetensors"), exported(run)
     assert before.keys() == after.keys(), "adapters are merged"
@@ -166,13 +158,9 @@ def test_grpo_with_lora_trains_and_exports(folder, tmp_path):
 
     after, changed = exported(run), moved(folder / "qwen2_vl", run)
     assert changed
-    assert all(
-        "visual" not in name and re.search(r"(proj)\.weight$", name) for name in changed
-    )
-    own: Any = load_captioner(run / "export/last")
-    assert own.policy.model.generation_config.eos_token_id == [2, 0], (
-        "that of the training has no ban"
-    )
+    assert all(re.fullmatch(r"(?!.*visual).*proj\.weight", name) for name in changed)
+    own = load_captioner(run / "export/last")
+    assert own.policy.model.generation_config.eos_token_id == [2, 0]
     assert own.prompt == "describe this image"
 
     # Stopped in its second pass, it goes on to the same result; a checkpoint that was cut off is
@@ -205,13 +193,13 @@ def test_adapters_are_merged_in_float32_whatever_the_training_computes_in(
     run = tmp_path / "run"
     changes = {"model.dtype": "bfloat16", "trl.bf16": True, "trl.learning_rate": 1e-4}
     fine_tune(settings(folder, run, **changes))
-    start: Any = load_captioner(folder / "qwen2_vl", dtype="bfloat16")
+    start = load_captioner(folder / "qwen2_vl", dtype="bfloat16")
     base = start.policy.model.float()
     expected = {name: value.clone() for name, value in base.state_dict().items()}
     adapted = PeftModel.from_pretrained(base, run / "checkpoints/checkpoint-2")
     with torch.no_grad():
         merged = adapted.merge_and_unload().state_dict()
-    found: Any = load_captioner(run / "export/last")
+    found = load_captioner(run / "export/last")
     found = found.policy.model.state_dict()
     updates = {name: merged[name] - expected[name] for name in merged}
     assert sum(bool(update.any()) for update in updates.values()) == 8
@@ -276,7 +264,7 @@ def test_rloo_with_all_weights_trains_and_is_resumed(folder, tmp_path):
     assert logged[0]["kl"] == pytest.approx(0, abs=1e-5)
     assert logged[1]["kl"] != 0
     assert not any("scene" in call for call in Recorder.calls), "the truth"
-    vlm: Any = load_captioner(start)
+    vlm = load_captioner(start)
     names = ["<image>", "<global-img>", "<row_1_col_1>", "<pad>", "<|im_start|>"]
     hidden = set(vlm.tokenizer.convert_tokens_to_ids(names))
     assert hidden <= set(special_tokens(vlm.processor, vlm.policy.model)[1])
@@ -294,13 +282,13 @@ def test_rloo_with_all_weights_trains_and_is_resumed(folder, tmp_path):
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "idefics3"])
 def test_captions_are_evaluated_after_the_prompts_of_the_training(folder, name):
-    captioner: Any = load_captioner(folder / name, prompt="describe this image")
-    some: list[Row] = [
+    captioner = load_captioner(folder / name, prompt="describe this image")
+    some = [
         {"image_id": str(i), "image": str(folder / f"{i}.png"), "references": []}
         for i in range(3)
     ]
     some[1]["prompt"] = "what do you see ?"
-    dataset: Any = rows.trl_dataset(some, captioner.prompt)
+    dataset = rows.trl_dataset(some, captioner.prompt)
     for row, example in zip(some, dataset.__getitems__([0, 1, 2]), strict=True):
         images = [example["image"]]
         messages = prepare_multimodal_messages(example["prompt"], images=images)
@@ -314,24 +302,12 @@ def test_captions_are_evaluated_after_the_prompts_of_the_training(folder, name):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"trl.num_generations": 1}, "TRL refuses trl"),
         ({"trl.losstype": "x"}, r"TRL refuses trl.*losstype"),
-        (
-            {
-                "trl.per_device_train_batch_size": 3,
-                "trl.gradient_accumulation_steps": 1,
-            },
-            "TRL refuses",
-        ),
+        ({"trl.num_generations": 1}, "TRL refuses trl"),
         ({"trl.use_vllm": True}, "vllm"),
         ({"reward.normalize": "per_term"}, "reward has normalize"),
-        (
-            {"model.freeze": ["*visuel*"], "model.lora": None},
-            r"model.freeze has '\*visuel\*'",
-        ),
         ({"model.lora": None, "model.freeze": ["*"]}, "model.freeze "),
         ({"model.lora.target_modules": ["qqq"]}, "TRL refuses .*target_modules"),
-        ({"model.init": "no/where", "data.path": "no/where"}, "no/where"),
     ],
 )
 def test_mistakes_are_named_before_training(folder, tmp_path, changes, message):
@@ -342,43 +318,32 @@ def test_mistakes_are_named_before_training(folder, tmp_path, changes, message):
 
 def test_vllm_gets_one_image_token_an_image_or_is_refused(folder):
     assert collapse_runs([7, 7, 1, 7, 7, 7, 2, 7], 7) == [7, 1, 7, 2, 7]
-    row: Row = {"image_id": "0", "image": str(folder / "0.png"), "references": []}
-    qwen: Any = load_captioner(folder / "qwen2_vl", prompt="describe this image")
-    ids, image = (
-        qwen.preprocess([row])["input_ids"][0].tolist(),
-        qwen.policy.config.image_token_id,
-    )
+    row = {"image_id": "0", "image": str(folder / "0.png"), "references": []}
+    qwen = load_captioner(folder / "qwen2_vl", prompt="describe this image")
+    ids = qwen.preprocess([row])["input_ids"][0].tolist()
+    image = qwen.policy.config.image_token_id
     assert ids.count(image) > 1 == collapse_runs(ids, image).count(image)
     check_vllm_prompt(qwen, row)
+    idefics = load_vlm(SavedModelConfig(init=str(folder / "idefics3")))
     with pytest.raises(ConfigError, match=r"trl\.use_vllm"):
-        check_vllm_prompt(
-            load_vlm(SavedModelConfig(init=str(folder / "idefics3"))), row
-        )
+        check_vllm_prompt(idefics, row)
+
+
+DIFFERENCE = "sampling/sampling_logp_difference/mean"
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "precision", "error"),
+    ("key", "value", "bf16", "error"),
     [
-        ("loss", float("nan"), {"bf16": True, "fp16": False}, NonFiniteError),
-        (
-            "sampling/sampling_logp_difference/mean",
-            0.06,
-            {"bf16": False, "fp16": False},
-            WrongSamplesError,
-        ),
+        ("loss", float("nan"), True, NonFiniteError),
+        (DIFFERENCE, 0.06, False, WrongSamplesError),
     ],
 )
-def test_wrong_numbers_end_a_run(tmp_path, key, value, precision, error):
+def test_wrong_numbers_end_a_run(tmp_path, key, value, bf16, error):
     log = Log(tmp_path / "metrics.jsonl", {})
-    arguments = SimpleNamespace(**precision)
+    arguments = SimpleNamespace(bf16=bf16, fp16=False)
     state = SimpleNamespace(global_step=3, max_steps=9, is_world_process_zero=True)
-    good = {
-        "loss": 0.1,
-        "rewards/rouge_l/mean": 0.2,
-        "completions/mean_length": 3.0,
-        "completions/clipped_ratio": 0.0,
-        "sampling/sampling_logp_difference/mean": 1e-4,
-    }
+    good = {"loss": 0.1, "completions/mean_length": 3.0, DIFFERENCE: 1e-4}
     log.on_log(arguments, state, None, good)
     with pytest.raises(error, match=f"{value}"):
         log.on_log(arguments, state, None, good | {key: value})
@@ -423,7 +388,7 @@ def test_the_example_of_the_documentation_runs(folder, tmp_path, monkeypatch):
     example = example.replace("photos/", f"{folder}/")
     example = example.replace("max_steps=500", "max_steps=1, use_cpu=True, bf16=False")
     monkeypatch.chdir(tmp_path)
-    found: dict[str, Any] = {}
+    found = {}
     exec(compile(example, "docs/trl.md", "exec"), found)
     history = found["trainer"].state.log_history
     assert any("rewards/cider/mean" in line for line in history)

@@ -120,7 +120,7 @@ def test_the_best_caption_of_a_photo_is_chosen(folder, capsys):
     out = folder / "candidates.jsonl"
     assert caption(*words, "--candidates", str(out)) == 0
     printed = capsys.readouterr().out.splitlines()
-    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    lines = list(map(json.loads, out.read_text().splitlines()))
     for text, line in zip(printed, lines, strict=True):
         own = [one["caption"] for one in line["candidates"]]
         assert len(own) == 3
@@ -136,16 +136,11 @@ def test_the_best_caption_of_a_photo_is_chosen(folder, capsys):
         caption("--num_samples", "3")
 
 
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"decode": {"num_samples": 5}}, "decode .* 5 captions"),
-        ({"rerank": "consensus"}, "rerank is 'consensus'"),
-    ],
-)
-def test_a_choice_that_cannot_be_is_refused(changes, key, tmp_path):
-    with pytest.raises(ValueError, match=key):
-        configured(tmp_path, **changes)
+def test_a_choice_that_cannot_be_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"decode .* 5 captions"):
+        configured(tmp_path, decode={"num_samples": 5})
+    with pytest.raises(ValueError, match="rerank is 'consensus'"):
+        configured(tmp_path, rerank="consensus")
 
 
 def test_rewards_that_cannot_choose_are_refused(folder):
@@ -170,10 +165,6 @@ def test_consensus_is_the_mean_similarity_to_the_others():
     same = build("consensus")(None, ["one red dog"] * 2, image_id=["a", "a"])
     assert same[0] == pytest.approx(7.5)
     references = [[text] for text in texts]
-    df, ended = (
-        DocumentFrequencies.from_texts(references, eos=eos) for eos in (False, True)
-    )
+    df = DocumentFrequencies.from_texts(references, eos=False)
     reranker = build_reranker("consensus", {}, references)
     assert reranker.signature == build("consensus", df=df).signature
-    with pytest.raises(ValueError, match="eos"):
-        build("consensus", df=ended)

@@ -29,9 +29,9 @@ from tests.report_for_tests import (
 class Seen(HTMLParser):
     """The elements of a page with their attributes, its text, and the cards of its gallery."""
 
-    def __init__(self, page: str) -> None:
+    def __init__(self, page):
         super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.elements = []
         self.text = ""
         self.feed(page)
         cards = re.findall(r"<article>(.*?)</article>", page, re.DOTALL)
@@ -56,13 +56,12 @@ def card_of(card):
         found = re.findall(pattern, card, re.DOTALL)
         return [unescape(re.sub(r"<[^>]*>", "", part)) for part in found]
 
+    systems, captions = texts("<dt>(.*?)</dt>"), texts("<dd><span>(.*?)</span>")
     return {
         "id": texts(r"<h4>(.*?)</h4>")[0],
         "image": next(iter(re.findall(r'<img src="([^"]*)"', card)), None),
         "references": texts(r"<li>(.*?)</li>"),
-        "captions": dict(
-            zip(texts("<dt>(.*?)</dt>"), texts("<dd><span>(.*?)</span>"), strict=True)
-        ),
+        "captions": dict(zip(systems, captions, strict=True)),
         "scores": [float(value) for value in re.findall(r"<b>([\d.]+)</b>", card)],
     }
 
@@ -89,14 +88,13 @@ def test_the_gallery_has_pictures_references_and_the_scores_of_validation(
     run_folder, run_html
 ):
     cards = Seen(run_html).cards
-    rows = {
-        row["image_id"]: row for row in build_data(received_data(DATA)).split("val")
-    }
+    references = {}
+    for row in build_data(received_data(DATA)).split("val"):
+        references[row["image_id"]] = row["references"]
     assert len(cards) == 30
     for image_id, card in cards.items():
         assert card["image"].startswith("data:image/")
-        assert card["references"] == rows[image_id]["references"]
-    references = {image_id: row["references"] for image_id, row in rows.items()}
+        assert card["references"] == references[image_id]
     for system, step in enumerate((0, 10, 20)):
         mean = math.fsum(card["scores"][system] for card in cards.values()) / 30
         cider = validation_cider(read_run(run_folder).predictions(step), references)
@@ -109,11 +107,7 @@ def test_alarms_are_told_with_their_evidence(tmp_path, run_html):
     assert EVIDENCE in Seen(run_html).text
     assert "export/best is the policy of step 10, before the first alarm." in run_html
     folder = write_run(tmp_path / "run")
-    calm = [
-        line | {"hacking/alarm": 0.0} if "hacking/alarm" in line else line
-        for line in LINES
-    ]
-    write_lines(folder, calm)
+    write_lines(folder, [line | {"hacking/alarm": 0.0} for line in LINES])
     text = make_page([folder])
     assert "No alarm." in text
     assert "Signs of reward hacking" not in text

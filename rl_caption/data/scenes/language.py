@@ -64,8 +64,10 @@ def long_reference(scene: Scene, seed: int) -> str:
 
 def noun_phrase(kind: Kind, attributes: Sequence[str], draws: Draws) -> str:
     """Name a kind: number or article, the given ``attributes`` (size, texture, colour), and shape."""
-    told = [name for name in ("size", "texture", "colour") if name in attributes]
-    words = [_word(getattr(kind, name), draws) for name in told]
+    words = []
+    for name in ("size", "texture", "colour"):
+        if name in attributes:
+            words.append(_word(getattr(kind, name), draws))
     words.append(_noun(kind))
     number = NUMBERS[len(kind.things)] if kind.several else article(words[0])
     return " ".join([number, *words])
@@ -167,8 +169,8 @@ def _describe(kind: Kind, scene: Scene, draws: Draws) -> str:
     shape.
     """
     mentioned = []
-    ambiguous = sum(other.shape == kind.shape for other in scene.kinds) > 1
-    if ambiguous or draws.chance(0.9):
+    shapes = [other.shape for other in scene.kinds]
+    if shapes.count(kind.shape) > 1 or draws.chance(0.9):
         mentioned.append("colour")
     if draws.chance(0.45 if kind.size == "large" else 0.4):
         mentioned.append("size")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, product
@@ -305,7 +305,6 @@ def pair_things(chunks: Sequence[Chunk]) -> list[Related]:
 class _Referent(NamedTuple):
     """What a thing of a caption refers to."""
 
-    thing: Chunk
     names: list[str]
     """Of the kinds that a plural thing is, or of those that a singular one may be, the likeliest
     first; the noun where the scene lacks its shape.
@@ -320,12 +319,19 @@ def claims(caption: str, scene: Scene) -> list[Claim]:
     """The distinct claims of a caption, each judged."""
     chunks, relations = parse(caption)
     things = [chunk for chunk in chunks if chunk.kind == "thing"]
-    referents, repeated = _resolve(things, scene.kinds)
+    # Things with the most attributes choose first, so that "a circle and a red circle" can be a
+    # blue and a red one.
+    things.sort(key=lambda thing: -len(thing.attributes))
+    surplus = Counter({kind: -len(kind.things) for kind in scene.kinds})
+    referents = {}
     found: list[Claim] = []
     for thing in things:
-        found += _thing_claims(referents[thing], facts(scene))
+        referents[thing] = _refer(thing, surplus)
+        found += _thing_claims(thing, referents[thing], facts(scene))
     for subject, relation, other in relations:
-        found.append(_relation_claim(relation, referents[subject], referents[other]))
+        holds = all if subject.several or other.several else any
+        ends = referents[subject], referents[other]
+        found.append(_relation_claim(relation, *ends, holds))
     for chunk in chunks:
         if chunk.kind == "ground":
             for _, colour in chunk.attributes:
@@ -336,7 +342,7 @@ def claims(caption: str, scene: Scene) -> list[Claim]:
         distinct.setdefault((claim.kind, claim.text), claim)
     again = [
         Claim("repetition", f"{kind.name} once more", False)
-        for kind in repeated.elements()
+        for kind in surplus.elements()
     ]
     return [*distinct.values(), *again]
 
@@ -346,44 +352,34 @@ def _of_fact(fact: Fact, true: Set[Fact]) -> Claim:
     return Claim(fact.kind, f"{fact.subject}: {fact.value}", fact in true, fact)
 
 
-def _resolve(
-    things: Sequence[Chunk], kinds: Sequence[Kind]
-) -> tuple[dict[Chunk, _Referent], Counter[Kind]]:
-    """Find what each thing refers to, and how often a kind is introduced beyond its number of
-    things.
-
-    Things with the most attributes choose first, so that "a circle and a red circle" can be a blue
-    and a red one.
+def _refer(thing: Chunk, surplus: Counter[Kind]) -> _Referent:
+    """Find what a thing refers to. ``surplus`` of each kind of the scene, how many more of its
+    things are introduced than there are, goes up.
     """
-    referents: dict[Chunk, _Referent] = {}
-    surplus = Counter({kind: -len(kind.things) for kind in kinds})
-    for thing in sorted(things, key=lambda thing: -len(thing.attributes)):
-        misfits = {
-            kind: _misfit(thing, kind)
-            for kind in kinds
-            if thing.shape in (None, kind.shape)
-        }
-        least = min(misfits.values(), default=0)
-        fitting = [kind for kind, misfit in misfits.items() if misfit == least]
-        if least:
-            fitting = fitting[:1]
-        total = sum(len(kind.things) for kind in fitting)
-        if not thing.definite:
-            fitting.sort(key=lambda kind: surplus[kind] >= 0)
-        all_of_them = thing.several and thing.number in (None, total)
-        meant = fitting if all_of_them else fitting[:1]
-        possible = meant if thing.several else fitting
-        names = [kind.name for kind in possible]
-        readings = [(kind.name, kind.things) for kind in possible]
-        if thing.several:
-            together = chain.from_iterable(kind.things for kind in possible)
-            readings = [(" and ".join(names), tuple(together))]
-        names = names or [str(thing.shape)]
-        referents[thing] = _Referent(thing, names, readings, total)
-        if thing.shape is not None and not thing.definite:
-            for kind in meant:
-                surplus[kind] += len(kind.things) if all_of_them else 1
-    return referents, surplus
+    misfits = {
+        kind: _misfit(thing, kind)
+        for kind in surplus
+        if thing.shape in (None, kind.shape)
+    }
+    least = min(misfits.values(), default=0)
+    fitting = [kind for kind, misfit in misfits.items() if misfit == least]
+    if least:
+        fitting = fitting[:1]
+    total = sum(len(kind.things) for kind in fitting)
+    if not thing.definite:
+        fitting.sort(key=lambda kind: surplus[kind] >= 0)
+    all_of_them = thing.several and thing.number in (None, total)
+    meant = fitting if all_of_them else fitting[:1]
+    if thing.shape is not None and not thing.definite:
+        for kind in meant:
+            surplus[kind] += len(kind.things) if all_of_them else 1
+    possible = meant if thing.several else fitting
+    names = [kind.name for kind in possible]
+    readings = [(kind.name, kind.things) for kind in possible]
+    if thing.several:
+        together = chain.from_iterable(kind.things for kind in possible)
+        readings = [(" and ".join(names), tuple(together))]
+    return _Referent(names or [str(thing.shape)], readings, total)
 
 
 def _misfit(thing: Chunk, kind: Kind) -> int:
@@ -395,9 +391,11 @@ def _misfit(thing: Chunk, kind: Kind) -> int:
     )
 
 
-def _thing_claims(referent: _Referent, true: Set[Fact]) -> Iterator[Claim]:
+def _thing_claims(
+    thing: Chunk, referent: _Referent, true: Set[Fact]
+) -> Iterator[Claim]:
     """Claims of shape, attributes and number. Nothing about a thing that is not there is true."""
-    thing, names, _, total = referent
+    names, _, total = referent
     said = thing.attributes
     if thing.shape is not None:
         said = ("shape", thing.shape), *said
@@ -414,14 +412,16 @@ def _thing_claims(referent: _Referent, true: Set[Fact]) -> Iterator[Claim]:
         yield Claim("count", f"several {label}", total > 1)
 
 
-def _relation_claim(relation: str, first: _Referent, second: _Referent) -> Claim:
-    """Judge a relation: of plural things it must hold for all, of singular ones for any that may be
-    meant.
-    """
+def _relation_claim(
+    relation: str,
+    first: _Referent,
+    second: _Referent,
+    holds: Callable[[Iterable[bool]], bool],
+) -> Claim:
+    """Judge a relation, which ``holds`` by ``all`` or ``any`` of the pairs of things."""
     if relation in ("right of", "below"):
         relation = "left of" if relation == "right of" else "above"
         first, second = second, first
-    holds = all if first.thing.several or second.thing.several else any
     pairs = product(first.readings, second.readings)
     for (name, things), (other_name, others) in pairs:
         verdicts = [

@@ -8,7 +8,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -131,15 +131,8 @@ def _package_findings(stage: Stage) -> Iterator[Finding]:
 
 def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
     """The models that a run starts from or scores with: on this machine, made before, or fetched."""
-    asked: list[tuple[str, str, Any, tuple[str, ...]]] = []
-    for key, name, tag in _dual_encoders(stage):
-        from rewards.clip.backbone import ask_for_weights
-
-        what = f"{name} with weights {tag}"
-        asked.append((key, what, ask_for_weights, (name, tag)))
-    captions = stage.program in ("xe", "scst")
     for key, value in stage.values.items():
-        starts = key == "model.init" and captions
+        starts = key == "model.init" and stage.program in ("xe", "scst")
         if value is None and starts and stage.program == "scst":
             advice = "name a captioner, or train one: rl-caption run own"
             yield Finding(key, "not set", advice, True)
@@ -154,34 +147,42 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
         elif starts and HUB_NAME.fullmatch(value):
             from rewards.model_files import ask_hub
 
-            asked.append((key, value, ask_hub, (value, "config.json")))
+            yield _asked(key, value, ask_hub, value, "config.json")
         else:
             sources = [f"rl-caption run {name}" for name in makers(str(path))]
             sources += [ADDRESSES[path.name]] if path.name in ADDRESSES else []
             advice = f"it comes from {' or '.join(sources)}" if sources else ""
             yield Finding(key, f"{value!r} is not there", advice, True)
-    for key, what, ask, names in asked:
-        try:
-            ask(*names)
-            yield Finding(key, what)
-        except (OSError, ValueError) as error:
-            yield Finding(key, f"{what}: {error}", fatal=True)
+    for key, name, tag in _dual_encoders(stage):
+        from rewards.clip.backbone import ask_for_weights
+
+        what = f"{name} with weights {tag}"
+        yield _asked(key, what, ask_for_weights, name, tag)
+
+
+def _asked(key: str, what: str, ask: Callable[..., Any], *names: str) -> Finding:
+    """Whether weights can be had; ``ask`` raises where not."""
+    try:
+        ask(*names)
+    except (OSError, ValueError) as error:
+        return Finding(key, f"{what}: {error}", fatal=True)
+    return Finding(key, what)
 
 
 def _dual_encoders(stage: Stage) -> Iterator[tuple[str, str, str]]:
     """Yield the key, the architecture and the tag of each dual encoder that open_clip loads."""
     for reward, kwargs in rewards_of(stage.sections):
         if REWARDS[reward].startswith("rewards.clip."):
-            defaults = inspect.signature(load_reward(reward)).parameters
-            name = kwargs.get("backbone", defaults["backbone"].default)
+            default = (
+                inspect.signature(load_reward(reward)).parameters["backbone"].default
+            )
+            name = kwargs.get("backbone", default)
             tag = kwargs.get("pretrained") or ("openai" if name == "ViT-B-32" else None)
             if isinstance(name, str) and tag is not None:
                 yield reward, name, tag
-    for section in ("model", "teacher"):
-        name = stage.values.get(f"{section}.name")
-        tag = stage.values.get(f"{section}.pretrained")
-        if name and tag:
-            yield section, name, tag
+    name, tag = (stage.values.get(f"teacher.{key}") for key in ("name", "pretrained"))
+    if name and tag:
+        yield "teacher", name, tag
 
 
 def _row_findings(stage: Stage) -> Iterator[Finding]:

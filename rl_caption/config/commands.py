@@ -44,7 +44,7 @@ class EvaluateConfig(PairsConfig):
     """Split of ``data`` or, if they have splits (Karpathy JSON), of ``references``; null is
     ``test``, or all images of references without splits.
     """
-    decode: Decoding = Field(default_factory=Decoding)
+    decode: Decoding = Decoding()
     """Greedy, beam search or samples; read where a captioner writes the captions."""
     metrics: list[str] | str = ["bleu", "meteor", "rouge", "cider", "spice"]
     """``bleu``, ``meteor``, rouge, cider, spice: a list, or names separated by commas."""
@@ -74,11 +74,8 @@ class EvaluateConfig(PairsConfig):
         """``compare`` or ``predictions`` where one is set, otherwise a captioner."""
         if values.get("compare"):
             return CompareConfig
-        return (
-            EvaluateModelConfig
-            if values.get("predictions") is None
-            else EvaluateFileConfig
-        )
+        has_file = values.get("predictions") is not None
+        return EvaluateFileConfig if has_file else EvaluateModelConfig
 
 
 class EvaluateModelConfig(EvaluateConfig):

@@ -98,11 +98,11 @@ class RewardModelConfig(TrustConfig):
     """
     data: DataConfig = Field(default_factory=DataConfig)
     """Images and captions."""
-    train: TrainConfig = Field(default_factory=TrainConfig)
+    train: TrainConfig = TrainConfig()
     """Optimisation."""
-    eval: EvalConfig = Field(default_factory=EvalConfig)
+    eval: EvalConfig = EvalConfig()
     """Validation: retrieval, agreement with the teacher, the loss."""
-    run: RunConfig = Field(default_factory=RunConfig)
+    run: RunConfig = RunConfig()
     """Folder, resume, logs."""
     needs: ClassVar[frozenset[str]] = frozenset({"image", "text"})
     """What every row of the data must have."""

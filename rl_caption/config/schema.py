@@ -181,9 +181,7 @@ class PairsConfig(TrustConfig):
 class RewardConfig(Section):
     """The reward of sampled captions: a weighted sum of terms."""
 
-    terms: dict[str, RewardTerm] = Field(
-        default_factory=lambda: {"cider": RewardTerm()}
-    )
+    terms: dict[str, RewardTerm] = {"cider": RewardTerm()}
     """Weight and options of each term, by its name."""
     normalize: Literal["none", "per_term", "per_group"] = "none"
     """``none`` adds raw scores. ``per_term`` adds z-scores of each term over all samples of an
@@ -414,11 +412,11 @@ class XeConfig(PairsConfig):
 
     model: AnyModel = Field(default_factory=NewModelConfig)
     """The captioner."""
-    train: XeTrainConfig = Field(default_factory=XeTrainConfig)
+    train: XeTrainConfig = XeTrainConfig()
     """Optimisation."""
-    eval: CaptionEvalConfig = Field(default_factory=CaptionEvalConfig)
+    eval: CaptionEvalConfig = CaptionEvalConfig()
     """Validation."""
-    run: RunConfig = Field(default_factory=RunConfig)
+    run: RunConfig = RunConfig()
     """Folder, resume, logs."""
 
 
@@ -427,17 +425,17 @@ class ScstConfig(PairsConfig):
 
     model: AnyModel = Field(default_factory=NewModelConfig)
     """The captioner; ``model.init`` is the one to start from."""
-    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    rollout: RolloutConfig = RolloutConfig()
     """Sampling."""
-    reward: RewardConfig = Field(default_factory=RewardConfig)
+    reward: RewardConfig = RewardConfig()
     """The reward of sampled captions."""
-    train: ScstTrainConfig = Field(default_factory=ScstTrainConfig)
+    train: ScstTrainConfig = ScstTrainConfig()
     """Optimisation."""
-    eval: CaptionEvalConfig = Field(default_factory=CaptionEvalConfig)
+    eval: CaptionEvalConfig = CaptionEvalConfig()
     """Validation."""
-    monitor: MonitorConfig = Field(default_factory=MonitorConfig)
+    monitor: MonitorConfig = MonitorConfig()
     """Detection of reward hacking."""
-    run: RunConfig = Field(default_factory=RunConfig)
+    run: RunConfig = RunConfig()
     """Folder, resume, logs."""
     report: bool = True
     """Write ``report.html`` into the run's folder at the end (docs/report.md)."""

@@ -7,7 +7,8 @@ A class or function is named by a name from one of this package's tables, or as
 
 import inspect
 import json
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Mapping
 from functools import partial, update_wrapper
 from typing import Annotated, Any, ClassVar, Self
 
@@ -83,18 +84,15 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 """Of dropout, smoothing or a running average: 1 would leave nothing."""
 
 
-def class_names(value: Any, key: str = "") -> Iterator[str]:
-    """Yield the classes that a configuration names, at ``trust`` and at ``CLASS_KEYS``: its user
-    lets them run.
+def class_names(values: Mapping[str, Any]) -> list[str]:
+    """The classes that a configuration names, at ``trust`` and at ``CLASS_KEYS``: its user lets
+    them run.
     """
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from class_names(item, name)
-    elif isinstance(value, list):
-        for item in value:
-            yield from class_names(item, key)
-    elif key == "trust" or (key in CLASS_KEYS and ":" in str(value)):
-        yield str(value)
+    named = rf'"(?:{"|".join(CLASS_KEYS)})": "([^"]+:[^"]+)"'
+    return [
+        *(values.get("trust") or ()),
+        *re.findall(named, json.dumps(values, ensure_ascii=False)),
+    ]
 
 
 def as_words(values: Mapping[str, Any]) -> list[str]:

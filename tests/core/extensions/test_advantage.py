@@ -86,13 +86,6 @@ def test_it_sees_the_whole_step_however_it_is_split():
         assert_equal_gradients(
             whole, gradient(captioner, task, batches_of(captioner, 8, size))
         )
-    first, second = (
-        gradient(captioner, task, [batch]) for batch in batches_of(captioner, 8, 4)
-    )
-    assert any(
-        not torch.allclose(first[name] + second[name], 2 * whole[name], atol=1e-4)
-        for name in whole
-    )
 
 
 def test_greedy_captions_are_decoded_where_it_asks_for_them():
@@ -105,17 +98,9 @@ def test_greedy_captions_are_decoded_where_it_asks_for_them():
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "kwargs", "part"),
-    [
-        ("gredy", {}, "did you mean greedy?"),
-        (NAME, {"rewards": 1}, "train.advantage_kwargs.rewards is"),
-    ],
-)
-def test_what_cannot_be_used_is_refused_by_name(name, kwargs, part):
-    with pytest.raises(ConfigError) as refused:
-        build_advantage(name, kwargs)
-    assert part in str(refused.value)
+def test_an_option_that_it_does_not_have_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"train\.advantage_kwargs\.rewards is"):
+        build_advantage(NAME, {"rewards": 1})
 
 
 @pytest.mark.parametrize(

@@ -119,17 +119,10 @@ def test_rows_in_memory_are_the_data_of_any_program(data, tmp_path, monkeypatch,
     assert len(load_json(tmp_path / "scores/predictions.json")) == 2
 
 
-@pytest.mark.parametrize(
-    ("row", "part"),
-    [
-        ({"image": "a.png"}, "row 1 has no 'references'"),
-        ({"references": ["a"]}, "row 1 has no 'image'"),
-        ({"image": 3, "references": ["a"]}, "row 1, 'image' is 3"),
-    ],
-)
-def test_a_wrong_row_is_named(row, part):
-    with pytest.raises(DataError, match=part):
-        rows_of([{"image": "b.png", "references": ["b"]}, row])
+def test_a_wrong_row_is_named():
+    rows = [{"image": "b.png", "references": ["b"]}, {"image": "a.png"}]
+    with pytest.raises(DataError, match="row 1 has no 'references'"):
+        rows_of(rows)
 
 
 @pytest.mark.parametrize(

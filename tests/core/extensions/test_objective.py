@@ -67,21 +67,6 @@ def test_a_run_trains_with_it(start, tmp_path):
     assert f"+{NAME}(limit=0.5)" in ended.output, "the signature names it"
 
 
-def test_without_a_clip_it_is_reinforce():
-    captioner = tiny_captioner()
-    start = tiny_captioner(seed=9).policy.eval().requires_grad_(False)
-    batches = batches_of(captioner, 4, 4)
-    found = gradient(
-        captioner,
-        scst_task(captioner, objective=ClippedReinforce(1e6), ref_policy=start),
-        batches,
-    )
-    expected = gradient(
-        captioner, scst_task(captioner, loss_reduction="sequence"), batches
-    )
-    assert_equal_gradients(found, expected)
-
-
 def test_the_count_may_be_any_total_of_weights():
     captioner, found, total = tiny_captioner(), [], 0.25
     for count in (torch.tensor(1.0), torch.tensor(total)):
@@ -135,22 +120,3 @@ def test_reinforce_takes_the_keys_that_it_has():
     assert vars(build_objective(NAME, {})) == {"limit": 1.0}
     assert not Reinforce(kl_coef=0.0).needs_reference
     assert Reinforce(kl_coef=1e-4).needs_reference
-
-
-def test_terms_may_have_means_of_their_own():
-    """A sum and a count for each term: the KL penalty is a mean over tokens, whatever the policy
-    gradient is.
-    """
-    mask = torch.tensor([[[True, True, False], [True, False, False]]])
-    logprobs, reference = -torch.rand(1, 2, 3) * mask, -torch.rand(1, 2, 3) * mask
-    scores = Scores(torch.tensor([[1.0, 2.0]]), None)
-    advantages = torch.tensor([[-0.5, 0.5]])
-    total, count, metrics = Reinforce("sequence", 0.5)(
-        logprobs, logprobs, reference, mask, scores, advantages
-    )
-    penalty = 0.5 * 0.5 * float((logprobs - reference).square().sum())
-    assert count.tolist() == [2, 3]
-    assert total.tolist() == pytest.approx(
-        [0.5 * float(logprobs[0, 0].sum() - logprobs[0, 1].sum()), penalty]
-    )
-    assert set(metrics) == {"loss/policy"}

@@ -10,10 +10,8 @@ from types import ModuleType
 
 import pytest
 import yaml
-from PIL import Image
 
 from rl_caption.cli import preflight as doctor
-from rl_caption.data.files import write_json_lines
 from rl_caption.runtime.errors import EXTRAS, OPTIONAL, ConfigError, user_errors
 from tests.training_for_tests import changed, scst_config, write_pipeline, xe_config
 
@@ -120,19 +118,6 @@ def test_what_a_configuration_lacks_is_said(tmp_path, capsys, changes, name, mes
     (line,) = [line for line in lines if line.startswith(f"  {name} ")]
     assert message in line
     assert name in lines[-2]
-
-
-def test_captions_that_the_tokenizer_cannot_split_are_told_before_training(
-    tmp_path, capsys
-):
-    Image.new("RGB", (32, 32)).save(tmp_path / "1.png")
-    row = {"image": str(tmp_path / "1.png"), "references": ["一只狗在草地上奔跑"]}
-    rows = [row | {"image_id": name, "split": name} for name in ("train", "val")]
-    write_json_lines(tmp_path / "mine.jsonl", rows)
-    words = ["xe", "--config", "own_xe", "--data.path", str(tmp_path / "mine.jsonl")]
-    for tokenizer, told in (("ptb", True), ("char", False)):
-        doctor.main([*words, "--data.tokenizer", tokenizer, "--data.on_bad", "skip"])
-        assert ("set the tokenizer to char" in capsys.readouterr().out) == told
 
 
 @pytest.mark.parametrize(

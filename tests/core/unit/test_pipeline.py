@@ -216,13 +216,6 @@ def test_a_program_alone_says_which_pipeline_makes_what_it_starts_from(
         run_program("scst", ["--data.format", "scenes"])
 
 
-def test_weights_that_cannot_be_fetched_are_said(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    words = ["--model.init=owner/model", "--model.name=huggingface"]
-    with pytest.raises(ConfigError, match=r"model\.init.*owner/model"):
-        run_program("scst", [*words, "--data.format=scenes"])
-
-
 @pytest.mark.parametrize(
     ("environment", "part"),
     [

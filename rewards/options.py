@@ -25,6 +25,7 @@ from rewards.trust import import_outside
 _WORDS = {
     "Value error, ": "",
     "Input should be ": "",
+    "List should have ": "",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
     "greater than": "more than",

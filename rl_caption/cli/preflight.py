@@ -266,9 +266,7 @@ def environment() -> Iterator[Finding]:
         yield Finding("torch", f"does not import: {failure}", OTHER_TORCH, True)
         return
     for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        memory = f"{properties.total_memory / 1e9:.1f} GB"
-        yield Finding(f"GPU {index}", f"{properties.name}, {memory}")
+        yield Finding(f"GPU {index}", str(torch.cuda.get_device_properties(index)))
     if not torch.cuda.is_available():
         has_mps = torch.backends.mps.is_available()
         cost = "training on the CPU is slow for real data sets"

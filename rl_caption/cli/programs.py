@@ -175,8 +175,6 @@ LAB = {
 """Programs of ``rl_caption.lab``, which the core names nowhere else."""
 PROGRAMS = CORE | LAB
 """All programs; ``installed_programs`` has those that can run."""
-LAUNCHER_KEYS = {"compute_environment", "distributed_type"}
-"""Keys of a file for ``accelerate launch --config_file``."""
 
 
 def installed_programs() -> dict[str, Program]:

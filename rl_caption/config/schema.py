@@ -19,12 +19,13 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from rewards.registry import REWARDS, load
 from rl_caption.captioners.config import AnyModel, NewModelConfig
 from rl_caption.captioners.config import LoraConfig as LoraConfig
 from rl_caption.captioners.config import ModelConfig as ModelConfig
 from rl_caption.monitoring.config import JudgeConfig as JudgeConfig
 from rl_caption.monitoring.config import MonitorConfig
-from rl_caption.runtime.errors import ConfigError
+from rl_caption.runtime.errors import ConfigError, config_errors
 from rl_caption.runtime.options import (
     LengthPenalty,
     Probability,
@@ -197,6 +198,11 @@ class RewardConfig(Section):
 
     @model_validator(mode="after")
     def _check_reward(self) -> Self:
+        for name, term in self.terms.items():
+            target = term.target or name
+            if target not in REWARDS:
+                with config_errors(f"terms.{name}"):
+                    load(target)
         if self.terms and not any(term.weight for term in self.terms.values()):
             raise ConfigError(
                 f"terms {', '.join(self.terms)} all have weight 0: expected at least one other"

@@ -35,10 +35,8 @@ def find_config(name: str | Path) -> Path:
     if recipe in recipes:
         return recipes[recipe]
     short = {one.rpartition("/")[2]: one for one in recipes}
-    close = difflib.get_close_matches(recipe.rpartition("/")[2], short)
-    hint = "rl-caption configs list names those"
-    if close:
-        hint = f"the nearest are {', '.join(short[match] for match in close)}"
+    close = difflib.get_close_matches(recipe.rpartition("/")[2], short, cutoff=0.4)
+    nearest = ", ".join(short[match] for match in close)
     raise FileNotFoundError(
-        f"{str(name)!r} is neither a file nor a recipe of the package: {hint}"
+        f"{str(name)!r} is neither a file nor a recipe of the package: the nearest are {nearest}"
     )

@@ -238,12 +238,3 @@ def test_tutorial(name, tmp_path, monkeypatch):
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     run_python(["python", str(tmp_path / "tutorial.py")], tmp_path)
     assert (tmp_path / LEAVES[name]).stat().st_size > 0
-    if name == "own_photos":
-        for model in ("scst", "vlm"):
-            captions = tmp_path / f"evaluation/{model}/predictions.json"
-            assert len(json.loads(captions.read_text())) == 20
-    if name == "reward_of_your_own":
-        rows = re.findall(
-            r"^\| *([\w-]+)", (tmp_path / "ablation/table.md").read_text(), re.MULTILINE
-        )
-        assert {"CIDEr-D", "mixture", "colours"} <= set(rows)

@@ -4,7 +4,6 @@ the hub has them.
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,14 +49,13 @@ def photos(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def start(*words: str, **how: Any) -> Ended:
-    return run_arguments(
-        ["run", *words, "--data.path", "mine.jsonl"], Path("log").absolute(), **how
-    )
+def start(*words: str, kill: Kill | None = None) -> Ended:
+    command = ["run", *words, "--data.path", "mine.jsonl"]
+    return run_arguments(command, Path("log").absolute(), kill=kill)
 
 
-def checked(*words: str, **how: Any) -> Ended:
-    ended = start(*words, **how)
+def checked(*words: str) -> Ended:
+    ended = start(*words)
     assert ended.code == 0, ended.output
     return ended
 
@@ -89,29 +87,20 @@ def test_a_new_captioner_of_own_photos_killed_and_gone_on(photos):
     assert not (photos / "runs").exists()
 
 
-@pytest.mark.parametrize("family", ["blip", "vit_gpt2"])
-def test_own_photos_to_a_pretrained_encoder_decoder(family, photos):
-    model = save_model(family, photos / "hub")
-    checked("own_blip", *SMALL, "--xe.model.init", str(model))
-    assert lines(photos / "runs/own/blip_scst")[-1]["step"] == 2
-    before, after = weights(model), weights(photos / "runs/own/blip_scst/export/last")
-    assert any(
-        not value.equal(before[key]) for key, value in after.items() if key in before
-    )
-    ended = run_arguments(
-        ["caption", "--model", "runs/own/blip_scst/export/best", "test-16.png"],
-        photos / "log",
-    )
-    assert ended.code == 0, ended.output
-
-
-def test_own_photos_to_a_vision_language_model_by_lora(photos):
-    model = save_vlm("smolvlm", photos / "hub")
-    checked("own_vlm", *SMALL, "--xe.model.init", str(model))
-    assert lines(photos / "runs/own/vlm_scst")[-1]["step"] == 2
-    export = photos / "runs/own/vlm_scst/export/best"
-    assert "adapter_config.json" not in files(export), "adapters are merged"
-    ended = run_arguments(
-        ["caption", "--model", str(export), "test-16.png"], photos / "log"
-    )
+@pytest.mark.parametrize("family", ["blip", "vlm"])
+def test_own_photos_to_a_pretrained_captioner(family, photos):
+    """An encoder-decoder, and a vision-language model by LoRA, whose adapters are merged."""
+    if family == "blip":
+        model = save_model(family, photos / "hub")
+    else:
+        model = save_vlm("smolvlm", photos / "hub")
+    checked(f"own_{family}", *SMALL, "--xe.model.init", str(model))
+    run = photos / f"runs/own/{family}_scst"
+    assert lines(run)[-1]["step"] == 2
+    before, after = weights(model), weights(run / "export/last")
+    common = before.keys() & after.keys()
+    assert any(not after[key].equal(before[key]) for key in common)
+    assert "adapter_config.json" not in files(run / "export/best")
+    words = ["caption", "--model", str(run / "export/best"), "test-16.png"]
+    ended = run_arguments(words, photos / "log")
     assert ended.code == 0, ended.output

@@ -84,6 +84,7 @@ MISTAKES = """
 --train.updates_per_rollout 2                | train.updates_per_rollout is 2
 --rollout.num_samples 1                      | rollout.num_samples is 1: leave_one_out
 --rollout.num_samples=1 --train.objective=risk --train.advantage=none | is 1: risk
+--reward.terms.cidr.weight 1                 | reward.terms.cidr: reward is 'cidr' (did you mean cider
 --monitor.best_by cidr                       | monitor.best_by is 'cidr'
 --config /nowhere/a.yaml                     | '/nowhere/a.yaml' is neither a file nor a recipe
 --config dmo                                 | 'dmo' is neither a file nor a recipe of the package: the nearest are demo

@@ -140,19 +140,3 @@ def test_every_cell_of_a_grid_is_a_configuration_whose_reward_models_are_made(
             j.kwargs for j in config.judges.values()
         ]
         assert {given["backbone"] for given in kwargs if "backbone" in given} <= models
-
-
-@pytest.mark.parametrize("pipeline", ["scenes", "coco"])
-def test_the_alpha_grid_is_that_of_the_paper(pipeline):
-    weights = {
-        label: {name: term.weight for name, term in cell.terms.items()}
-        for label, cell in stage_config(pipeline, "alpha").cells.items()
-        if label.startswith("alpha")
-    }
-    assert weights == {
-        "alpha_0": {"cider": 1.0},
-        "alpha_03": {"l_clipscore": 0.3, "cider": 0.7},
-        "alpha_05": {"l_clipscore": 0.5, "cider": 0.5},
-        "alpha_07": {"l_clipscore": 0.7, "cider": 0.3},
-        "alpha_1": {"l_clipscore": 1.0},
-    }

@@ -192,13 +192,9 @@ def make_stages(
     for stage in written:
         if stage.name not in chosen:
             continue
-        words = _new_words(stage, wishes, elsewhere)
-        if words:
-            words = [*stage.words, *words]
-            config = load(stage.program, words)
-            stages.append(replace(stage, words=words, config=config))
-        else:
-            stages.append(stage)
+        words = [*stage.words, *_new_words(stage, wishes, elsewhere)]
+        config = load(stage.program, words)
+        stages.append(replace(stage, words=words, config=config))
         elsewhere[stage.folder] = stages[-1].folder
     return stages, wishes
 

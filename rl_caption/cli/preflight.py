@@ -37,7 +37,7 @@ from rl_caption.runtime.errors import (
 )
 from rl_caption.runtime.threads import granted_cores
 
-NEEDS = {
+IMPORTS = {
     "open_clip": r"(?s)task=distill|model\.image\.encoder=None.*model\.text\.encoder=None",
     "bert_score": r"\bbertscore\b",
     "openai": r"\.endpoint=(?!None)",
@@ -119,7 +119,7 @@ def rewards_of(values: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any
 def _package_findings(stage: Stage) -> Iterator[Finding]:
     """The optional modules that a program with its configuration imports, and that are missing."""
     text = "\n".join(f"{key}={value}" for key, value in stage.values.items())
-    needs = [name for name, keys in NEEDS.items() if re.search(keys, text)]
+    needs = [name for name, keys in IMPORTS.items() if re.search(keys, text)]
     rewards = [REWARDS[name] for name, _ in rewards_of(stage.sections)]
     if any(target.startswith("rewards.clip.") for target in rewards):
         needs.append("open_clip")

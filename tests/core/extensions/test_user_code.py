@@ -5,7 +5,6 @@ own line.
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -97,51 +96,33 @@ NAME, DATA_NAME = f"{__name__}:Named", f"{__name__}:rows_of_user"
 SCENES = DataConfig(**DATA)
 
 
-def recaptioned(out: Path) -> Any:
-    return recaption(
-        RecaptionConfig(
-            data=SCENES, recaptioner=RecaptionerConfig(target=NAME), out=str(out)
-        )
-    )
-
-
-def captioned(out: Path) -> Any:
-    return make_positives(
-        PositivesConfig(
-            data=SCENES, captions=RecaptionerConfig(target=NAME), out=str(out)
-        )
-    )
-
-
-def drawn(out: Path) -> Any:
-    return make_positives(
-        PositivesConfig(
-            data=SCENES, images=TextToImageConfig(target=NAME), out=str(out)
-        )
-    )
-
-
-def opposed(out: Path) -> Any:
-    return caption_source(NAME, {}, ROWS)  # type: ignore[arg-type]
-
-
-def read(out: Path) -> Any:
-    return build_data(DataConfig(target=DATA_NAME)).split("train")[0]
-
-
+RECAPTIONER = RecaptionerConfig(target=NAME)
+DRAWER = TextToImageConfig(target=NAME)
 KINDS = {
     NAME: (
-        recaptioned,
+        lambda out: recaption(
+            RecaptionConfig(data=SCENES, recaptioner=RECAPTIONER, out=out)
+        ),
         [None, "text", [["a", 1]] * 32, ["a"]],
     ),
-    ":Named": (captioned, [None, "text", ["a"] * 33]),
-    "Named": (drawn, [None, "text", []]),
+    ":Named": (
+        lambda out: make_positives(
+            PositivesConfig(data=SCENES, captions=RECAPTIONER, out=out)
+        ),
+        [None, "text", ["a"] * 33],
+    ),
+    "Named": (
+        lambda out: make_positives(
+            PositivesConfig(data=SCENES, images=DRAWER, out=out)
+        ),
+        [None, "text", []],
+    ),
     f"negatives.source {NAME}": (
-        opposed,
+        lambda out: caption_source(NAME, {}, ROWS),
         [None, "text", ["a cat"], [("a", 1)]],
     ),
     f"data.target {DATA_NAME}": (
-        read,
+        lambda out: build_data(DataConfig(target=DATA_NAME)).split("train")[0],
         [None, {}, ROWS[0] | {"references": "a dog"}],
     ),
 }
@@ -153,10 +134,9 @@ def test_a_target_that_returns_something_else_is_named(name, tmp_path, monkeypat
     for number, answer in enumerate(answers):
         monkeypatch.setattr(Named, "does", lambda answer=answer: answer)
         with pytest.raises((ConfigError, DataError, RewardError)) as failed:
-            call(tmp_path / str(number))
-        assert name.rpartition(" ")[2] in str(failed.value) or "named" in str(
-            failed.value
-        ), answer
+            call(str(tmp_path / str(number)))
+        said = str(failed.value)
+        assert name.rpartition(" ")[2] in said or "named" in said, answer
 
 
 class Failing(GruCaptioner):

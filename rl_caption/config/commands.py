@@ -10,7 +10,6 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from rewards.registry import available
-from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.config import Decoding
 from rl_caption.config.schema import DataConfig, PairsConfig, TrustConfig
 from rl_caption.monitoring.config import JudgeConfig
@@ -98,15 +97,6 @@ class EvaluateModelConfig(EvaluateConfig):
     """Write all captions of an image with their scores to ``candidates.jsonl``, and their diversity
     and the scores of the best of them to ``candidates_scores.json``.
     """
-
-    @model_validator(mode="after")
-    def _check_evaluate_model(self) -> Self:
-        if self.decode.remove_bad_endings and self.data.tokenizer != TOKENIZER:
-            raise ConfigError(
-                f"data.tokenizer is {self.data.tokenizer!r}: decode.remove_bad_endings is for "
-                "English only"
-            )
-        return self
 
 
 class EvaluateFileConfig(EvaluateConfig):

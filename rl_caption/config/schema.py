@@ -230,14 +230,6 @@ class RolloutConfig(Section):
     objectives that compare the captions of an image, as in the DiCO paper.
     """
 
-    @model_validator(mode="after")
-    def _check_rollout(self) -> Self:
-        if self.beam_search and self.num_samples < 2:
-            raise ConfigError(
-                f"num_samples is {self.num_samples}: beam search has a width of at least 2"
-            )
-        return self
-
 
 class TrainConfig(Section):
     """Optimisation, common to every training."""

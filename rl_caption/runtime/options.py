@@ -97,8 +97,11 @@ def class_names(values: Mapping[str, Any]) -> list[str]:
 
 def as_words(values: Mapping[str, Any]) -> list[str]:
     """Values by key, as words of a command line."""
-    texts = {k: v if isinstance(v, str) else json.dumps(v) for k, v in values.items()}
-    return [f"--{key}={text}" for key, text in texts.items()]
+    words = []
+    for key, value in values.items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        words.append(f"--{key}={text}")
+    return words
 
 
 def options_of(target: Any, skip: int = 0) -> dict[str, inspect.Parameter]:

@@ -15,10 +15,9 @@ from pycocoevalcap.cider.cider import Cider
 from rewards.registry import REWARDS, build
 from rewards.text.document_frequency import DocumentFrequencies
 from rewards.text.tokenize import TOKENIZERS, cjk_characters, join_cjk, unicode_words
-from rl_caption.captioners.config import Decoding, NewModelConfig, SavedModelConfig
+from rl_caption.captioners.config import NewModelConfig, SavedModelConfig
 from rl_caption.config.build import build_captioner, build_reward
-from rl_caption.config.commands import EvaluateModelConfig
-from rl_caption.config.schema import DataConfig, RewardConfig, RewardTerm
+from rl_caption.config.schema import RewardConfig, RewardTerm
 from rl_caption.data.base import Splits
 from rl_caption.data.checks import check_data
 from rl_caption.evaluation import evaluate_captions, validation_cider
@@ -169,12 +168,6 @@ def test_tokenizers_are_named_and_do_not_mix(tmp_path):
     assert all("char" not in reward.signature for reward in plain.rewards.values())
     reranker = build_reranker("consensus", {}, references, "char")
     assert "char" in reranker.signature
-    with pytest.raises(ValueError, match=r"data.tokenizer.*remove_bad_endings"):
-        EvaluateModelConfig(
-            model="m",
-            data=DataConfig(tokenizer="char", path="d"),
-            decode=Decoding(remove_bad_endings=True),
-        )
 
 
 def test_evaluation_says_what_is_english():

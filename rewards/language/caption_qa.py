@@ -72,12 +72,10 @@ class CaptionQA:
         **options: Any,
     ) -> None:
         check_values(Count | None, words=words)
-        name = self.__name__
-        self.language_model = build_model(name, **options)
+        self.language_model = build_model(self.__name__, **options)
         self.words = words
-        self.signature = (
-            f"{name}[{self.language_model.signature},expected,words{words}]"
-        )
+        read = f"{self.language_model.signature},expected,words{words}"
+        self.signature = f"{self.__name__}[{read}]"
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -91,19 +89,27 @@ class CaptionQA:
         captions = as_texts(completions)
         image_ids = required_column(columns, "image_id", self.__name__, len(captions))
         rows = required_column(columns, "questions", self.__name__, len(captions))
-        questions: list[Question] = []
-        right: list[int] = []
+        questions = []
+        right = []
         for row, caption in enumerate(captions):
             where = f"reward {self.__name__!r}: row {row}"
             items = check_questions(rows[row], f"{where}, questions")
             for index, item in enumerate(items):
-                order = 0, str(image_ids[row]), index
-                choices = (*item["choices"], NOT_SAID)
-                question, place = pose(
-                    item, choices, order, f"{where}, question {index}", caption
+                choices = [*item["choices"], NOT_SAID]
+                order = shuffled_choices(len(choices), str(image_ids[row]), index)
+                labels = tuple(ascii_uppercase[: len(choices)])
+                lines = [
+                    f"{label}. {choices[place]}"
+                    for label, place in zip(labels, order, strict=True)
+                ]
+                text = PROMPT.format(
+                    caption=caption,
+                    question=item["question"],
+                    choices="\n".join(lines),
                 )
-                questions.append(question)
-                right.append(place)
+                asked = Question(text, labels, f"{where}, question {index}")
+                questions.append(asked)
+                right.append(order.index(choices.index(item["answer"])))
         answers = zip(self.language_model.choose(questions), right, strict=True)
         scores = []
         for caption, items in zip(captions, rows, strict=True):
@@ -113,37 +119,9 @@ class CaptionQA:
         return checked_scores(self, scores, len(captions))
 
 
-def pose(
-    item: ImageQuestion,
-    choices: Sequence[str],
-    order: tuple[int, str, int],
-    where: str,
-    caption: str = "",
-    prompt: str = PROMPT,
-) -> tuple[Question, int]:
-    """A prompt with the ``choices`` of a question as A, B, ..., and the number of the right one.
-
-    ``order`` has the seed, the image and the number of the question (``shuffled_choices``).
-    """
-    places = shuffled_choices(len(choices), *order)
-    labels = tuple(ascii_uppercase[: len(choices)])
-    lines = "\n".join(
-        f"{label}. {choices[place]}"
-        for label, place in zip(labels, places, strict=True)
-    )
-    text = prompt.format(caption=caption, question=item["question"], choices=lines)
-    return Question(text, labels, where), places.index(choices.index(item["answer"]))
-
-
-def is_found(probabilities: Sequence[float], right: int) -> bool:
-    """Whether the right choice is the most probable one; of equal ones the first counts."""
-    return probabilities.index(max(probabilities)) == right
-
-
-def shuffled_choices(count: int, seed: int, image_id: str, index: int) -> list[int]:
-    """An order of ``count`` choices that depends on seed, image and number of the question alone."""
-
-    texts = [f"{seed}\0{image_id}\0{index}\0{choice}" for choice in range(count)]
+def shuffled_choices(count: int, image_id: str, index: int) -> list[int]:
+    """An order of ``count`` choices that depends on image and number of the question alone."""
+    texts = [f"0\0{image_id}\0{index}\0{choice}" for choice in range(count)]
     keys = [hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts]
     return sorted(range(count), key=keys.__getitem__)
 

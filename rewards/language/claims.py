@@ -78,10 +78,9 @@ class Claims:
     ) -> None:
         check_values(Source, source=source)
         check_values(Score, score=score)
-        name = self.__name__
         vision = source == "image"
         default_tagger()
-        self.language_model = build_model(name, vision=vision, **options)
+        self.language_model = build_model(self.__name__, vision=vision, **options)
         self.source = source
         self.score = score
         columns = set()
@@ -90,9 +89,8 @@ class Claims:
         if not vision or score != "precision":
             columns.add("references")
         self.columns = frozenset(columns)
-        self.signature = (
-            f"{name}[{self.language_model.signature},{source},{score},distinct]"
-        )
+        read = f"{self.language_model.signature},{source},{score},distinct"
+        self.signature = f"{self.__name__}[{read}]"
 
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
@@ -118,9 +116,8 @@ class Claims:
         for row, caption in enumerate(captions):
             where = f"reward {self.__name__!r}: row {row}"
             said = [] if self.score == "recall" else claims[row]
-            expected = []
-            if claims[row] and self.score != "precision":
-                expected = claims[count + row]
+            has_recall = claims[row] and self.score != "precision"
+            expected = claims[count + row] if has_recall else []
             for claim in said:
                 place = f"{where}, claim {claim!r}"
                 question = _in_text(claim, references[row], place)

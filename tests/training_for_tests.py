@@ -433,7 +433,7 @@ def files(folder):
 
 def weights(folder):
     """Weights of a checkpoint or of an exported model."""
-    (file,) = set(folder.glob("*.safetensors")) - {folder / "optimizer.safetensors"}
+    (file,) = folder.glob("*.safetensors")
     return load_file(file)
 
 

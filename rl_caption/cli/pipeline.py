@@ -1,7 +1,6 @@
 """Pipelines: stages that run one after the other (``rl-caption run NAME``)."""
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,8 +66,12 @@ def _what_is_left(stage: Stage, sources: Sequence[str]) -> tuple[str, list[str]]
     """
     from rl_caption.data.fingerprint import changes
     from rl_caption.data.plain_files import read_json
-    from rl_caption.training.checkpoint import CheckpointError, newest_checkpoint
-    from rl_caption.training.run_folder import changed_keys, is_complete
+    from rl_caption.training.checkpoint import (
+        CheckpointError,
+        changed_keys,
+        is_complete,
+        newest_checkpoint,
+    )
 
     folder, note = stage.folder, stage.folder / INPUTS
     complete = is_complete(folder)
@@ -137,7 +140,7 @@ def run_pipeline(name: str, words: Sequence[str]) -> list[Stage] | None:
 def _run(stage: Stage, action: str, is_main: bool) -> bool:
     """Run a stage; False where a signal stopped it before its end."""
     from rl_caption.runtime.launch import run_lock
-    from rl_caption.training.run_folder import RESULT, is_complete
+    from rl_caption.training.checkpoint import RESULT, is_complete
 
     if is_main and action in ("train", "again"):
         with run_lock(stage.folder):
@@ -154,7 +157,7 @@ def _wait_for_all() -> None:
     """Let no process begin before all have looked at what is there."""
     from rl_caption.runtime.launch import check_processes, processes_started
 
-    started = processes_started(os.environ)
+    started = processes_started()
     if started is not None and started[1] > 1:
         from accelerate import Accelerator
 

@@ -37,10 +37,9 @@ from rl_caption.scst.advantages import build_advantage
 from rl_caption.scst.cross_entropy import CrossEntropyTask
 from rl_caption.scst.objectives import Objective, build_objective
 from rl_caption.scst.step import SelfCriticalTask
-from rl_caption.training.checkpoint import read_state
+from rl_caption.training.checkpoint import is_complete, read_state
 from rl_caption.training.loop import Validate, train
 from rl_caption.training.run import CHECKED_IMAGES, Run, open_run
-from rl_caption.training.run_folder import is_complete
 from rl_caption.training.validation import validate_captions
 
 MODE = "captioner_mode"
@@ -202,11 +201,9 @@ def make_validation(
 def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonitor]:
     """The reward and the monitor of reward hacking; the images that either reads are checked."""
     accelerator, data, tokenizer = run.accelerator, config.data, config.data.tokenizer
-    references = references_of(run.val_rows)
+    texts, references = references_of(run.train_rows), references_of(run.val_rows)
     with accelerator.main_process_first():
-        texts = references_of(run.train_rows)
         reward = build_reward(config.reward, texts, run.folder, tokenizer)
-    with accelerator.main_process_first():
         judges = build_judges(
             config.monitor.judges, reward, references, tokenizer=tokenizer
         )
@@ -241,10 +238,8 @@ def scst_signature(
     tokenised differently from the toolkit.
     """
     options, rollout = config.train, config.rollout
-    names = {"leave_one_out": "average"}
-    base = names.get(options.advantage, options.advantage) + _kwargs(
-        options.advantage_kwargs
-    )
+    base = "average" if options.advantage == "leave_one_out" else options.advantage
+    base += _kwargs(options.advantage_kwargs)
     texts = (text for row in rows for text in row["references"])
     parts = [
         reward.signature + untested_texts(reward, texts),
@@ -295,9 +290,7 @@ def _frozen_copy(policy: nn.Module, accelerator: Accelerator) -> nn.Module:
     """A frozen copy of the policy; without DeepSpeed, it shares the weights that are not
     trained.
     """
-    shared = [value for value in policy.parameters() if not value.requires_grad]
-    if uses_deepspeed(accelerator):
-        shared = []
-    memo: dict[int, object] = {id(value): value for value in shared}
+    shared = [] if uses_deepspeed(accelerator) else policy.parameters()
+    memo = {id(value): value for value in shared if not value.requires_grad}
     copied = copy.deepcopy(policy, memo)
     return copied.eval().requires_grad_(False).to(accelerator.device)

@@ -236,8 +236,8 @@ class Averages:
     """
 
     def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.counts: dict[str, float] = {}
+        self.sums: dict[str, Tensor] = {}
+        """Name -> sum and count."""
 
     def add(self, name: str, values: Tensor | Sequence[float] | float) -> None:
         """Add every element of ``values`` to the average."""
@@ -246,14 +246,13 @@ class Averages:
 
     def add_sum(self, name: str, total: float, count: float) -> None:
         """Add ``count`` values whose sum is ``total``."""
-        self.sums[name] = self.sums.get(name, 0.0) + total
-        self.counts[name] = self.counts.get(name, 0.0) + count
+        added = torch.tensor([total, count], dtype=torch.float64)
+        self.sums[name] = self.sums.get(name, 0) + added
 
     def reduce(self, accelerator: Accelerator) -> dict[str, float]:
         """Averages over all processes. All-reduces."""
         names = sorted(self.sums)
-        rows = [[self.sums[name], self.counts[name]] for name in names]
-        table = torch.tensor(rows, dtype=torch.float64)
+        table = torch.stack([self.sums[name] for name in names])
         if accelerator.num_processes > 1:
             dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
             table = accelerator.reduce(

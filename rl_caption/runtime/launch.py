@@ -22,7 +22,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -71,15 +71,15 @@ class LaunchError(UserError, RuntimeError):
     """The processes that run are not the ones that were asked for."""
 
 
-def check_processes(num_processes_running: int, expected: int | None = None) -> None:
+def check_processes(running: int, expected: int | None = None) -> None:
     """Raise LaunchError on every process unless as many train together as were asked for.
 
     Args:
-        num_processes_running: ``Accelerator.num_processes``, the number that exchanges gradients.
+        running: ``Accelerator.num_processes``, the number that exchanges gradients.
         expected: ``train.num_processes``. The launcher's environment (``WORLD_SIZE``) is compared,
             too.
     """
-    running, started = num_processes_running, processes_started(os.environ)
+    started = processes_started()
     if started is not None and started[1] != running:
         name, count = started
         raise LaunchError(
@@ -92,10 +92,10 @@ def check_processes(num_processes_running: int, expected: int | None = None) -> 
         )
 
 
-def check_environment(environment: Mapping[str, str] = os.environ) -> None:
+def check_environment() -> None:
     """Raise LaunchError for an environment variable that would change numbers (``REFUSED``)."""
     for name, allowed in REFUSED.items():
-        value = environment.get(name, "")
+        value = os.environ.get(name, "")
         if value.lower() not in allowed:
             raise LaunchError(
                 f"the environment variable {name} is {value!r}, which this package does not train "
@@ -104,16 +104,16 @@ def check_environment(environment: Mapping[str, str] = os.environ) -> None:
             )
 
 
-def processes_started(environment: Mapping[str, str]) -> tuple[str, int] | None:
+def processes_started() -> tuple[str, int] | None:
     """The variable by which a launcher says how many processes it started, and their number."""
     for name in WORLD_SIZE_VARIABLES:
-        value = environment.get(name, "")
+        value = os.environ.get(name, "")
         if value.isdecimal():
             return name, int(value)
     return None
 
 
-def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
+def keep_freed_memory() -> bool:
     """Ask glibc's allocator to keep freed memory for the next tensors; returns whether it does.
 
     Otherwise large blocks are given back and mapped anew, and the kernel fills every page with
@@ -121,7 +121,7 @@ def keep_freed_memory(environment: Mapping[str, str] = os.environ) -> bool:
     ``GLIBC_TUNABLES``, nothing is changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or re.search(r"\bMALLOC_|GLIBC_TUNABLES", " ".join(environment)):
+    if mallopt is None or re.search(r"\bMALLOC_|GLIBC_TUNABLES", " ".join(os.environ)):
         return False
     return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from accelerate.utils import recursively_apply
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -66,13 +67,11 @@ class CaptionBatch:
         """The batch in page-locked memory, from where a GPU copies while it computes; called by the
         loader.
         """
-        return self._with(lambda tensor: tensor.pin_memory())
+        return self._with(Tensor.pin_memory)
 
     def _with(self, change: Callable[[Tensor], Tensor]) -> CaptionBatch:
-        inputs = {name: change(tensor) for name, tensor in self.inputs.items()}
-        targets = (self.targets, self.target_mask)
-        changed = [None if one is None else change(one) for one in targets]
-        return CaptionBatch(self.rows, inputs, *changed)
+        tensors = (self.inputs, self.targets, self.target_mask)
+        return CaptionBatch(self.rows, *recursively_apply(change, tensors))
 
 
 @dataclass(frozen=True)

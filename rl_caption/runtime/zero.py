@@ -181,9 +181,9 @@ def trained_parameters(
 
 def full_state(
     accelerator: Accelerator, model: nn.Module, optimizer: Any
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Full state dicts on the CPU of the main process, empty on others: weights, each tied one
-    once, and Adam's moments as ``PARAMETER/MOMENT``. All-gathers one parameter at a time.
+) -> tuple[dict[str, Tensor], Moments]:
+    """Full weights, each tied one once, and Adam's moments, on the CPU of the main process, empty
+    on others. All-gathers one parameter at a time.
     """
     import deepspeed
     from deepspeed.utils import safe_get_full_optimizer_state
@@ -197,12 +197,14 @@ def full_state(
             if is_main and id(value) not in tensors:
                 tensors[id(value)] = value.detach().cpu().clone()
     step = next(iter(torch_optimizer(optimizer).state.values()))["step"]
-    moments: dict[str, Tensor] = {}
+    moments: dict[str, dict[str, Tensor]] = {}
     for name, parameter in trained_parameters(accelerator, model).items():
         values = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
         if is_main:
-            for key, value in {"step": step, **values}.items():
-                moments[f"{name}/{key}"] = value.detach().float().cpu().clone()
+            moments[name] = {
+                key: value.detach().float().cpu().clone()
+                for key, value in {"step": step, **values}.items()
+            }
     weights = {name: tensors[id(value)] for name, value in named.items() if is_main}
     return clean_state_dict_for_safetensors(weights), moments
 

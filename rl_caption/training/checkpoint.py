@@ -1,42 +1,48 @@
-"""Checkpoints that survive a kill at any moment and resume exactly, under any engine and number of
-processes.
+"""A run's folder: checkpoints, configuration, environment, logs and result, and where a run resumes.
 
-A step folder is written under a hidden temporary name, flushed to disk, closed with a manifest of
-its files, renamed,
-and only then are old ones pruned: ``Accelerator.save_state`` alone writes in place, where a kill
-can destroy the only checkpoint. Under DeepSpeed a checkpoint holds full state dicts,
-``model.safetensors`` as of a single process and ``optimizer.safetensors`` with the moments of each
-parameter by its name; DeepSpeed's own are pickles of one number of processes.
+Checkpoints survive a kill at any moment and resume exactly, under any engine and number of
+processes. A step folder is written under a hidden temporary name, flushed to disk, closed with a
+manifest of its files, renamed, and only then are old ones pruned: ``Accelerator.save_state`` alone
+writes in place, where a kill can destroy the only checkpoint. Under DeepSpeed a checkpoint holds
+full state dicts, as of a single process; DeepSpeed's own are pickles of one number of processes.
 """
 
 import contextlib
 import hashlib
+import json
 import logging
 import os
 import pickle
+import platform
 import random
+import re
 import shutil
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+import yaml
+from accelerate import Accelerator, PartialState
 from accelerate.checkpointing import save_accelerator_state
 from accelerate.utils import load as load_tensors
 from accelerate.utils.constants import SCALER_NAME
 from safetensors import SafetensorError
-from safetensors.torch import load_file, load_model, save_file
-from torch import Tensor, nn
+from safetensors.torch import load_model, save_file
+from torch import nn
+from transformers.utils import flatten_dict
 
 from rewards.base import naming
+from rewards.files import atomic_write, write_errors
 from rewards.model_files import MANIFEST, damage, manifest_of
-from rl_caption.data.files import write_json
-from rl_caption.data.plain_files import read_json
-from rl_caption.runtime.errors import UserError
-from rl_caption.runtime.types import TrainState
+from rl_caption.data.files import write_json, write_text
+from rl_caption.data.plain_files import read_json, read_log, read_yaml
+from rl_caption.runtime.engines import print_main
+from rl_caption.runtime.errors import UserError, installed_version
+from rl_caption.runtime.types import LOSS, TrainState
 from rl_caption.runtime.zero import (
     Moments,
     full_state,
@@ -48,17 +54,64 @@ from rl_caption.runtime.zero import (
 
 logger = logging.getLogger(__name__)
 
-STATE = "trainer_state.json"
-MODEL, OPTIMIZER, PLAIN_OPTIMIZER = (
-    "model.safetensors",
-    "optimizer.safetensors",
-    "optimizer.bin",
+RESULT = "result.json"
+LOGS = ("metrics.jsonl", "samples.jsonl")
+FREE_TO_CHANGE = (
+    "run.",
+    "report",
+    "trust",
+    "teacher.batch_size",
+    "teacher.cache_",
+    "data.num_workers",
+    "data.cache_mb",
+    "data.check_images",
+    "data.source",
+    "eval.batch_size",
+    "train.num_processes",
+    "train.threads",
+    "train.micro_batch_size",
 )
-WRITE_FAILURES = (
-    OSError,
-    RuntimeError,
-    SafetensorError,
-)  # torch.save raises RuntimeErrors
+"""Configuration keys that do not change what is computed."""
+RECORDED = re.compile(
+    "ACCELERATE_|ATEN_|CU|DNNL_|MKL_|NCCL_|NVIDIA_|OMP_|ONEDNN_|TORCH"
+)
+"""Names of variables that choose kernels, and so the last digits."""
+SUMMARY = {
+    "loss/total": "",
+    "loss/xe": " nats",
+    "reward/total": "",
+    "reward/greedy": "",
+    "policy/entropy": " nats",
+    "completion/length": " tokens",
+    "completion/eos_fraction": " of 1",
+    "grad/norm": "",
+    "val/cider": " of 10",
+    "val/retrieval_r1": " of 1",
+    "val/teacher_cosine_image": " of 1",
+    "val/teacher_cosine_text": " of 1",
+    "val/hard_negatives": " of 1",
+    "val/specificity": " of 1",
+    "val/r_squared": " of 1",
+    "val/token_logprob": " nats",
+    LOSS: " nats",
+}
+"""Keys of the one-line summary, where present, with their unit or upper bound; all keys are in
+``metrics.jsonl``.
+"""
+RECORDED_VERSIONS = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "tokenizers",
+    "numpy",
+    "open_clip_torch",
+    "deepspeed",
+    "rl-caption",
+)
+STATE = "trainer_state.json"
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.bin"
+# torch.save raises RuntimeErrors
+WRITE_FAILURES = (OSError, RuntimeError, SafetensorError)
 READ_FAILURES = (
     *WRITE_FAILURES,
     ValueError,
@@ -82,24 +135,28 @@ def save_checkpoint(
     folder: Path,
     state: TrainState,
     keep: int,
-    model: Any = None,
-    optimizer: Any = None,
+    model: nn.Module,
+    optimizer: Any,
 ) -> Path:
     """Write ``folder/step-N`` atomically, then remove all but the newest ``keep``. Called by every
     process.
 
-    ``model`` and ``optimizer``, as prepared, are needed under DeepSpeed. Raises CheckpointError
-    where the disk is full or the folder cannot be written; older checkpoints are untouched.
+    ``model`` and ``optimizer`` are prepared ones. Raises CheckpointError where the disk is full or
+    the folder cannot be written; older checkpoints are untouched.
     """
     final = folder / f"step-{state.global_step:08d}"
-    with new_folder(final, accelerator, replaces=True) as partial:
+    with new_folder(final, replaces=True) as partial:
         if not uses_deepspeed(accelerator):
             accelerator.save_state(str(partial), safe_serialization=True)
         else:
             weights, moments = full_state(accelerator, model, optimizer)
             if accelerator.is_main_process:
                 save_file(weights, partial / MODEL, metadata={"format": "pt"})
-                save_file(moments, partial / OPTIMIZER, metadata={"format": "pt"})
+                groups = [{"param_names": list(moments)}]
+                saved = dict(enumerate(moments.values()))
+                torch.save(
+                    {"state": saved, "param_groups": groups}, partial / OPTIMIZER
+                )
             # What is left are the random states.
             save_accelerator_state(
                 str(partial), [], [], [], [], accelerator.process_index, 0
@@ -132,17 +189,22 @@ def load_weights(
     plain containers, or other parameters were trained than ``optimizer`` has.
     """
     with naming(f"{path} {UNFIT}", READ_FAILURES, CheckpointError):
-        moments = _read_moments(path)
+        saved = torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True)
+        states = saved["state"]
+        names = _trained_names(saved["param_groups"])
+        moments = {name: states.get(index, {}) for index, name in enumerate(names)}
         load_model(model, path / MODEL)
-    expected = {
-        name for group in optimizer.param_groups for name in group["param_names"]
-    }
-    if odd := sorted({*moments} ^ expected):
+    expected = _trained_names(optimizer.param_groups)
+    if odd := sorted({*names} ^ {*expected}):
         raise CheckpointError(
             f"{path} {UNFIT}: {odd} are trained in the checkpoint or in this run only. To train "
             "others, start from its export/best (model.init) in another run.dir"
         )
     return moments
+
+
+def _trained_names(groups: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [name for group in groups for name in group["param_names"]]
 
 
 def load_moments(
@@ -182,14 +244,11 @@ def load_random_states(accelerator: Accelerator, path: Path, processes: int) -> 
     Accelerate alone would go on silently.
     """
     if processes != accelerator.num_processes:
-        if accelerator.is_main_process:
-            logger.warning(
-                "%s was written by a run of another number of processes, %d (now %d): dropout "
-                "masks change, samples and data order do not",
-                path,
-                processes,
-                accelerator.num_processes,
-            )
+        print_main(
+            accelerator,
+            f"WARNING: {path} was written by {processes} process(es): dropout masks change, "
+            "samples and data order do not",
+        )
         return
     file = path / f"random_states_{accelerator.process_index}.pkl"
     with naming(f"{file} {UNFIT}", READ_FAILURES, CheckpointError):
@@ -202,37 +261,31 @@ def load_random_states(accelerator: Accelerator, path: Path, processes: int) -> 
 
 
 @contextlib.contextmanager
-def new_folder(
-    final: Path, accelerator: Accelerator | None = None, replaces: bool = False
-) -> Iterator[Path]:
-    """A hidden folder beside ``final`` to write into, which gets its name at the block's end. With
-    an ``accelerator``, every process enters.
+def new_folder(final: Path, replaces: bool = False) -> Iterator[Path]:
+    """A hidden folder beside ``final`` to write into, which gets its name at the block's end. Every
+    process enters.
 
     ``final`` must be missing or empty; with ``replaces``, the new folder is sealed and takes the
     place of an old one. If the block fails, nothing is left of it. Raises ``CheckpointError`` where
     it cannot be written.
     """
-    partial = final.absolute().with_name(f".partial-{final.name}")
-    is_main = accelerator is None or accelerator.is_main_process
-    wait = (lambda: None) if accelerator is None else accelerator.wait_for_everyone
+    partial, processes = final.with_name(f".partial-{final.name}"), PartialState()
     try:
-        if is_main:
+        if processes.is_main_process:
             remove_tree(partial)
             partial.mkdir(parents=True)
-        wait()
+        processes.wait_for_everyone()
         yield partial
-        wait()
-        if is_main and replaces:
-            replace_folder(partial, final)
-        elif is_main:
-            os.rename(partial, final)
-        wait()
+        processes.wait_for_everyone()
+        if processes.is_main_process:
+            (replace_folder if replaces else os.rename)(partial, final)
+        processes.wait_for_everyone()
     except BaseException as error:
         with contextlib.suppress(OSError):
             remove_tree(partial)
         if not isinstance(error, WRITE_FAILURES):
             raise
-        place = next(folder for folder in partial.parents if folder.is_dir())
+        place = next(filter(Path.is_dir, partial.absolute().parents))
         free = shutil.disk_usage(place).free / 1e6
         raise CheckpointError(
             f"the folder {final} could not be written: {error} ({free:.1f} MB are free on its "
@@ -256,12 +309,9 @@ def prune(folder: Path, keep: int, newest: Path) -> None:
     Those of later steps belong to a continuation that was given up: the run went on from an older
     checkpoint.
     """
-    past = [
-        path
-        for path in sorted(folder.glob("step-*"), reverse=True)
-        if path <= newest and damage(path) is None
-    ]
-    for path in set(folder.glob("step-*")) - set(past[: max(keep, 1)]):
+    steps = sorted(folder.glob("step-*"), reverse=True)
+    intact = [path for path in steps if path <= newest and damage(path) is None]
+    for path in set(steps) - set(intact[:keep]):
         doomed = folder / f".partial-{path.name}"
         os.rename(path, doomed)
         remove_tree(doomed)
@@ -277,8 +327,7 @@ def clear_leftovers(folder: Path) -> None:
         final = folder / old.name.removeprefix(".old-")
         if not final.exists() and damage(old) is None:
             os.rename(old, final)
-        else:
-            remove_tree(old)
+        remove_tree(old)
 
 
 def replace_folder(new: Path, final: Path) -> None:
@@ -310,8 +359,8 @@ def seal(folder: Path) -> None:
 def hash_of(folder: Path) -> str:
     """Hash of the names and contents of a folder's files; a missing folder counts as empty."""
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        digest.update(path.relative_to(folder).as_posix().encode())
+    for path in sorted(filter(Path.is_file, folder.rglob("*"))):
+        digest.update(bytes(path.relative_to(folder)))
         with path.open("rb") as file:
             hashlib.file_digest(file, lambda: digest)
     return digest.hexdigest()
@@ -332,14 +381,110 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _read_moments(folder: Path) -> Moments:
-    """Adam's moments of each trained parameter in a checkpoint of any engine."""
-    moments: dict[str, dict[str, Tensor]] = {}
-    if (folder / OPTIMIZER).is_file():
-        for path, value in load_file(folder / OPTIMIZER).items():
-            name, _, key = path.rpartition("/")
-            moments.setdefault(name, {})[key] = value
-        return moments
-    saved = torch.load(folder / PLAIN_OPTIMIZER, map_location="cpu", weights_only=True)
-    names = [name for group in saved["param_groups"] for name in group["param_names"]]
-    return {name: saved["state"].get(index, {}) for index, name in enumerate(names)}
+def find_checkpoint(settings: Mapping[str, Any]) -> Path | None:
+    """The checkpoint to resume from, or None to start; ``settings`` are a configuration as JSON.
+
+    Raises:
+        CheckpointError: the folder holds a run and ``run.resume`` is false, or a run of another
+            configuration and it is ``auto``; it is the path of something else than an intact
+            checkpoint; or all checkpoints are damaged, unless it is false.
+    """
+    options = settings["run"]
+    folder, resume = Path(options["dir"]), options["resume"]
+    checkpoints = folder / "checkpoints"
+    clear_leftovers(checkpoints)
+    clear_leftovers(folder / "export")
+    if resume not in ("auto", True, False):
+        read_state(Path(resume))
+        return Path(resume)
+    newest = newest_checkpoint(checkpoints)
+    if newest is None:
+        if resume and any(checkpoints.glob("step-*")):
+            raise CheckpointError(
+                f"all checkpoints in {checkpoints} are damaged. Put a whole "
+                "one back, choose another run.dir, or set run.resume to false to start over"
+            )
+        return None
+    problems = [] if resume else ["run.resume is false"]
+    if resume == "auto":
+        before = read_state(newest).configuration
+        problems = changed_settings(before, computed(settings))
+    if problems:
+        raise CheckpointError(
+            f"{folder} holds a run ({newest.name}), and {'; '.join(problems)}. Choose another "
+            "run.dir, or set run.resume to true to continue that run"
+        )
+    return newest
+
+
+def computed(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a configuration that may change what is computed, by ``section.key``."""
+    return {
+        key: value
+        for key, value in flatten_dict(dict(settings)).items()
+        if not key.startswith(FREE_TO_CHANGE)
+    }
+
+
+def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Differences between two results of ``computed``, as ``key: old -> new``."""
+    return [
+        f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key) != new.get(key)
+    ]
+
+
+def changed_keys(saved: Path, settings: Mapping[str, Any]) -> list[str]:
+    """``changed_settings`` of a saved configuration and one as JSON."""
+    if not saved.is_file():
+        return [f"{saved} is missing"]
+    before = read_yaml(saved, CheckpointError)
+    return changed_settings(computed(before), computed(settings))
+
+
+def write_run_files(
+    folder: Path, settings: Mapping[str, Any], extra: dict[str, Any]
+) -> None:
+    """Write ``config.yaml`` (resolved ``settings``) and ``env.json`` (versions, platform, command,
+    variables that choose kernels, ``extra``).
+    """
+    variables = {key: os.environ[key] for key in filter(RECORDED.match, os.environ)}
+    environment = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": {name: installed_version(name) for name in RECORDED_VERSIONS},
+        "command": sys.argv,
+        "environment": variables,
+    }
+    write_text(folder / "config.yaml", yaml.safe_dump(dict(settings), sort_keys=False))
+    write_json(folder / "env.json", environment | extra)
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether the run in ``folder`` reached its end."""
+    return (folder / RESULT).is_file()
+
+
+def append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """Append one JSON line in a single write."""
+    with write_errors(path), path.open("ab") as handle:
+        handle.write(_line(record))
+
+
+def drop_after(path: Path, step: int) -> None:
+    """Remove the lines of steps after ``step``, which are run again, and a last line that a kill
+    left incomplete.
+
+    Raises CheckpointError if any other line is not JSON or has no integer ``step``.
+    """
+    if not path.exists():
+        return
+    lines = read_log(path, CheckpointError)
+    kept = [_line(record) for _, record in lines if record["step"] <= step]
+    with atomic_write(path) as file:
+        file.writelines(kept)
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"

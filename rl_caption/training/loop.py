@@ -11,9 +11,8 @@ from rl_caption.runtime.engines import Averages
 from rl_caption.runtime.launch import stop_requests
 from rl_caption.runtime.types import TrainState, Validation
 from rl_caption.runtime.zero import gathered_parameters
-from rl_caption.training.checkpoint import newest_checkpoint, prune
+from rl_caption.training.checkpoint import RESULT, newest_checkpoint, prune
 from rl_caption.training.run import Run
-from rl_caption.training.run_folder import RESULT
 
 
 class Task(Protocol):

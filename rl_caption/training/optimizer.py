@@ -37,15 +37,12 @@ def schedule_factor(
 def parameter_groups(
     model: nn.Module, weight_decay: float, decays: Callable[[str, Tensor], bool] | None
 ) -> list[dict[str, Any]]:
-    """Optimizer groups of (name, parameter), with and without weight decay; an empty group is left
-    out. ``decays`` tells by name and parameter whether it has decay; None: all have.
+    """Optimizer groups of (name, parameter), with and without weight decay, none of them
+    empty. ``decays`` tells by name and parameter whether it has decay; None: all have.
     """
-    groups: list[dict[str, Any]] = [
-        {"params": [], "weight_decay": weight_decay},
-        {"params": [], "weight_decay": 0.0},
-    ]
+    groups: dict[float, list[tuple[str, Tensor]]] = {}
     for name, value in model.named_parameters():
         if value.requires_grad:
-            group = groups[0 if decays is None or decays(name, value) else 1]
-            group["params"].append((name, value))
-    return [group for group in groups if group["params"]]
+            decay = weight_decay if decays is None or decays(name, value) else 0.0
+            groups.setdefault(decay, []).append((name, value))
+    return [{"params": group, "weight_decay": decay} for decay, group in groups.items()]

@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
@@ -44,10 +43,18 @@ from rl_caption.runtime.zero import (
     deepspeed_step,
     engine_of,
     gathered_parameters,
+    trained_parameters,
     uses_deepspeed,
 )
 from rl_caption.training.checkpoint import (
+    LOGS,
+    RESULT,
+    SUMMARY,
     CheckpointError,
+    append_line,
+    computed,
+    drop_after,
+    find_checkpoint,
     hash_of,
     load_moments,
     load_random_states,
@@ -56,26 +63,16 @@ from rl_caption.training.checkpoint import (
     newest_checkpoint,
     read_state,
     save_checkpoint,
-)
-from rl_caption.training.optimizer import parameter_groups, schedule_factor
-from rl_caption.training.run_folder import (
-    LOGS,
-    RESULT,
-    SUMMARY_KEYS,
-    append_line,
-    computed,
-    drop_after,
-    find_checkpoint,
-    resume_mode,
     write_run_files,
 )
+from rl_caption.training.optimizer import parameter_groups, schedule_factor
 
 CHECKED_IMAGES = ".checked_images.json"
 """File in the run's folder that lists the image files that were found good."""
 NOT_MEASURED = {"every", "max_images", "batch_size", "patience", "best_by"}
 """Options of validation that do not change the value of a metric on given images."""
-MOST_SKIPPED = 24
-"""Updates in a row that fp16 may skip: its loss scale starts at 2^16 and is halved by each."""
+LOWEST_SCALE = 2**-8
+"""Loss scale at which fp16 gives up: it starts at 2^16, and an update that is skipped halves it."""
 
 
 class NonFiniteError(UserError, RuntimeError):
@@ -126,9 +123,9 @@ class Run:
         self.eval_every = self.eval.every or self.steps_of(1)
         self.save_every = self.options.save_every or self.eval_every
         self.decay_every = self.train.decay_every
-        if self.train.decay_epochs is not None:
+        if self.train.decay_epochs:
             self.decay_every = self.steps_of(self.train.decay_epochs)
-        self.started, self.skipped_in_a_row = 0.0, 0
+        self.started = 0.0
 
     def steps_of(self, epochs: float) -> int:
         """Steps of passes over the training images; a batch may span two passes."""
@@ -186,11 +183,11 @@ class Run:
 
         Raises CheckpointError for a checkpoint of another run, unless ``run.resume`` is ``true``.
         """
-        state, resume = read_state(checkpoint), resume_mode(self.options.resume)
+        state, resume = read_state(checkpoint), self.options.resume
         differences, copied = changes(state.data, now.data)
         if state.signature != now.signature:
             differences.append(f"{state.signature!r} -> {now.signature!r}")
-        if differences and resume != "true":
+        if differences and resume is not True:
             raise CheckpointError(
                 f"{checkpoint} is of another run: {'; '.join(differences)}. Undo that change, "
                 "choose another run.dir, or set run.resume to true to continue anyway"
@@ -205,8 +202,8 @@ class Run:
                 self.accelerator, f"WARNING: {checkpoint} had other inputs: {said}"
             )
         now.notes.update(state.notes)
-        inputs = ("signature", "vocabulary", "data", "configuration", "notes")
-        state = replace(state, **{name: getattr(now, name) for name in inputs})
+        for name in ("signature", "vocabulary", "data", "configuration", "notes"):
+            setattr(state, name, getattr(now, name))
         if resume != "auto":  # an unchanged rule stops it again at the next validation
             state.stopped = None
         return state
@@ -247,7 +244,7 @@ class Run:
         """
         self.name, accelerator, state = name, self.accelerator, self.state
         self.choose_best_by(metric, measured)
-        trained = [one for one in self.model.parameters() if one.requires_grad]
+        trained = trained_parameters(accelerator, self.model).values()
         count = sum(getattr(one, "ds_numel", one.numel()) for one in trained)
         self.say(
             f"{count:,} trained parameters, {len(self.train_rows)} training and "
@@ -271,10 +268,8 @@ class Run:
             disable=None if accelerator.is_main_process else True,
         )
         if accelerator.is_main_process:
-            about = {
-                "signature": state.signature,
-                "processes": accelerator.num_processes,
-            }
+            processes = accelerator.num_processes
+            about = {"signature": state.signature, "processes": processes}
             write_run_files(self.folder, self.settings, about)
             if not self.is_finished():  # a kill must not leave it looking complete
                 (self.folder / RESULT).unlink(missing_ok=True)
@@ -301,7 +296,9 @@ class Run:
             for record in records:
                 append_line(self.folder / file, {"step": step, **record})
         summary = "  ".join(
-            f"{key} {values[key]:.4g}" for key in SUMMARY_KEYS if key in values
+            f"{key} {values[key]:.4g}{unit}"
+            for key, unit in SUMMARY.items()
+            if key in values
         )
         seconds = (time.monotonic() - self.began) / max(step - self.start_step, 1)
         left = tqdm.format_interval(seconds * (self.max_steps - step))
@@ -319,24 +316,21 @@ class Run:
         """Inside, an iterator over the micro-batches of each step of this process, which workers
         may prepare.
         """
-        rank, processes = (
-            self.accelerator.process_index,
-            self.accelerator.num_processes,
-        )
+        accelerator, processes = self.accelerator, self.accelerator.num_processes
         order = micro_batches(
             len(self.train_rows),
             self.train.batch_size,
             self.micro_batch_size,
-            rank,
+            accelerator.process_index,
             processes,
             self.train.seed,
             self.state.global_step,
         )
         micros = range(self.train.batch_size // (self.micro_batch_size * processes))
-        device = self.accelerator.device
         with row_loader(self.train_rows, collate, order, self.num_workers) as batches:
             yield (
-                [next(batches).to(device) for _ in micros] for _ in itertools.count()
+                [next(batches).to(accelerator.device) for _ in micros]
+                for _ in itertools.count()
             )
 
     def begin_step(self) -> None:
@@ -368,57 +362,48 @@ class Run:
         """
         accelerator, scaler = self.accelerator, self.accelerator.scaler
         sharded = uses_deepspeed(accelerator)
-        limit, value = self.train.grad_clip_norm or math.inf, self.train.grad_clip_value
-        if not sharded:
-            parameters = [one for one in self.model.parameters() if one.requires_grad]
-            # Before values are clipped: an infinite one would look like a finite one.
-            first = limit if value is None else math.inf
-            log.add("grad/norm", accelerator.clip_grad_norm_(parameters, first))
-            if value is not None:
-                nn.utils.clip_grad_value_(parameters, value)
-                nn.utils.clip_grad_norm_(parameters, limit)
+        norm = deepspeed_step(self.model) if sharded else self._clip_gradient()
+        log.add("grad/norm", norm)
         log.add("time/step", time.perf_counter() - self.started)
         metrics = log.reduce(accelerator)
         # The gradient of fp16 overflows now and then.
         watched = ["loss/total"] if scaler else ["loss/total", "grad/norm"]
-        self._check_finite(metrics, watched)
-        if sharded:
-            metrics["grad/norm"] = deepspeed_step(self.model)
-            self._check_finite(metrics, watched)
-        else:
-            self.optimizer.step()
-        self.optimizer.zero_grad()
-        if scaler is None or not accelerator.optimizer_step_was_skipped:
-            self.skipped_in_a_row = 0
-            return metrics
-        # It counts all the same: its images have been seen, the schedule is one of the step.
-        del metrics["grad/norm"]
-        self.state.skipped += 1
-        self.skipped_in_a_row += 1
-        if self.skipped_in_a_row > MOST_SKIPPED:
-            self._give_up(
-                f"the gradient overflowed fp16 in {self.skipped_in_a_row} steps in a row"
-            )
-        return metrics
-
-    def _check_finite(
-        self, metrics: Mapping[str, float], watched: Sequence[str]
-    ) -> None:
         for name in watched:
             value = metrics.get(name, 0.0)
             if not math.isfinite(value):
                 self._give_up(f"{name} is {value} at step {self.state.global_step + 1}")
+        if not sharded:
+            self.optimizer.step()
+        self.optimizer.zero_grad()
+        if scaler is not None and accelerator.optimizer_step_was_skipped:
+            # It counts all the same: its images have been seen, the schedule is one of the step.
+            del metrics["grad/norm"]
+            self.state.skipped += 1
+            if scaler.get_scale() < LOWEST_SCALE:
+                self._give_up("the gradient overflows fp16 at any loss scale")
+        return metrics
+
+    def _clip_gradient(self) -> Tensor:
+        """Clip the gradient; return its norm before that."""
+        parameters = list(self.model.parameters())
+        limit, value = self.train.grad_clip_norm or math.inf, self.train.grad_clip_value
+        # Before values are clipped: an infinite one would look like a finite one.
+        first = limit if value is None else math.inf
+        norm = self.accelerator.clip_grad_norm_(parameters, first)
+        if value is not None:
+            nn.utils.clip_grad_value_(parameters, value)
+            nn.utils.clip_grad_norm_(parameters, limit)
+        return norm
 
     def end_step(self, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Count the step; return the means of what its updates logged."""
         metrics: dict[str, float] = {}
-        for name in dict.fromkeys(name for update in updates for name in update):
+        for name in dict.fromkeys(itertools.chain(*updates)):
             metrics[name] = fmean(update[name] for update in updates if name in update)
         metrics["time/step"] = updates[-1]["time/step"]
         metrics["train/lr"] = self.optimizer.param_groups[0]["lr"]
-        metrics["train/images_per_second"] = (
-            self.train.batch_size / metrics["time/step"]
-        )
+        rate = self.train.batch_size / metrics["time/step"]
+        metrics["train/images_per_second"] = rate
         if self.accelerator.scaler is not None:
             metrics["train/skipped"] = float(self.state.skipped)
             metrics["train/loss_scale"] = float(self.accelerator.scaler.get_scale())
@@ -473,7 +458,7 @@ class Run:
         folder, accelerator = self.folder / "export" / name, self.accelerator
         with (
             gathered_parameters(accelerator, self.model),
-            new_folder(folder, accelerator, replaces=True) as partial,
+            new_folder(folder, replaces=True) as partial,
         ):
             if accelerator.is_main_process:
                 write(partial)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -53,14 +54,14 @@ def decode_candidates(
     bar, which is shown on a terminal or in a notebook. Samples depend on ``seed`` and the image id
     only.
     """
-    is_main, device = accelerator.is_main_process, accelerator.device
+    device = accelerator.device
     share = rows[accelerator.process_index :: accelerator.num_processes]
     starts = tqdm(
         range(0, len(share), decoding.batch_size),
         desc=progress,
         unit="batch",
         # None: off a terminal
-        disable=None if progress is not None and is_main else True,
+        disable=None if progress and accelerator.is_main_process else True,
     )
     decoded: list[tuple[str, list[Candidate]]] = []
     with torch.no_grad(), dropout_off(policy), autocast(accelerator):
@@ -84,9 +85,7 @@ def decode_candidates(
             else:
                 token_ids = captioner.generate(policy, inputs, decoding, noise)
             decoded += zip(ids, _candidates(captioner, token_ids, scores), strict=True)
-    gathered = dict(
-        gather_object(decoded) if accelerator.num_processes > 1 else decoded
-    )
+    gathered = dict(gather_object(decoded))
     return {row["image_id"]: gathered[row["image_id"]] for row in rows}
 
 
@@ -99,10 +98,10 @@ def _candidates(
     texts = captioner.decode(token_ids.flatten(0, 1))
     finished = (token_ids == captioner.eos_token_id).any(-1).flatten().tolist()
     values = [None] * len(texts) if scores is None else scores.flatten().tolist()
-    candidates = list(map(Candidate, texts, finished, values))
+    candidates = map(Candidate, texts, finished, values)
     groups = []
-    for start in range(0, len(candidates), token_ids.shape[1]):
-        first, *others = candidates[start : start + token_ids.shape[1]]
+    for _ in token_ids:
+        first, *others = islice(candidates, token_ids.shape[1])
         groups.append([first, *(one for one in others if one.score != -math.inf)])
     return groups
 
@@ -131,8 +130,10 @@ def validate_captions(
         logged: what the newest step logged.
     """
     accelerator, rows = run.accelerator, run.val_rows
-    found = decode_candidates(captioner, captioner.policy, rows, decoding, accelerator)
-    captions = {key: candidates[0].caption for key, candidates in found.items()}
+    decoded = decode_candidates(
+        captioner, captioner.policy, rows, decoding, accelerator
+    )
+    captions = {key: candidates[0].caption for key, candidates in decoded.items()}
     folder = run.folder / "eval" / f"step-{step:08d}"
     if accelerator.is_main_process:
         records = [{"image_id": key, "caption": text} for key, text in captions.items()]
@@ -149,9 +150,12 @@ def validate_captions(
     # last bit cannot divide the processes.
     outcome: list[Any] = [None]
     if accelerator.is_main_process:
-        finished = [candidates[0].finished for candidates in found.values()]
-        names = [name for name in ("entropy", "kl") if f"policy/{name}" in logged]
-        policy = {name: logged[f"policy/{name}"] for name in names}
+        finished = [candidates[0].finished for candidates in decoded.values()]
+        policy = {
+            name: logged[f"policy/{name}"]
+            for name in ("entropy", "kl")
+            if f"policy/{name}" in logged
+        }
         texts = list(captions.values())
         try:
             outcome[0], judged = monitor.inspect(step, rows, texts, finished, policy)
@@ -159,8 +163,7 @@ def validate_captions(
             write_json(folder / "judges.json", judges)
         except RewardError as error:
             outcome[0] = error
-    if accelerator.num_processes > 1:
-        broadcast_object_list(outcome)
-    if isinstance(outcome[0], RewardError):
-        raise outcome[0]
-    return replace(outcome[0], metrics=metrics | outcome[0].metrics)
+    (found,) = broadcast_object_list(outcome)
+    if isinstance(found, RewardError):
+        raise found
+    return replace(found, metrics=metrics | found.metrics)

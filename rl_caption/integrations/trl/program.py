@@ -50,16 +50,17 @@ from rl_caption.runtime.engines import (
 from rl_caption.runtime.errors import UserError, config_errors, naming
 from rl_caption.runtime.launch import check_environment, check_processes, run_lock
 from rl_caption.runtime.zero import gathered_parameters
-from rl_caption.training.checkpoint import CheckpointError, new_folder
-from rl_caption.training.run import CHECKED_IMAGES, NonFiniteError
-from rl_caption.training.run_folder import (
+from rl_caption.training.checkpoint import (
     RESULT,
+    CheckpointError,
     append_line,
     changed_settings,
     computed,
     drop_after,
+    new_folder,
     write_run_files,
 )
+from rl_caption.training.run import CHECKED_IMAGES, NonFiniteError
 
 INPUTS = "inputs.json"
 """File of a checkpoint that says what the run was trained on: configuration, reward, data, model.
@@ -207,7 +208,7 @@ def fine_tune(config: GrpoVlmConfig) -> str:
             whole = gathered_parameters(trainer.accelerator, trainer.model_wrapped)
         with (
             whole,
-            new_folder(export, trainer.accelerator, replaces=True) as partial_folder,
+            new_folder(export, replaces=True) as partial_folder,
         ):
             if state.is_main_process:  # plain: adapters are merged in float32
                 captioner.save_pretrained(captioner.policy, partial_folder)

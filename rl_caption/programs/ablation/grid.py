@@ -33,7 +33,7 @@ from rl_caption.runtime.errors import EXPECTED, ConfigError, config_errors
 from rl_caption.runtime.launch import run_lock, stop_requests
 from rl_caption.runtime.options import as_words
 from rl_caption.runtime.threads import cpu_threads
-from rl_caption.training.run_folder import changed_keys, is_complete
+from rl_caption.training.checkpoint import changed_keys, is_complete
 
 Parse = Callable[..., Any]
 """``rl_caption.cli.configuration.parse``: (kind, arguments, program) -> a configuration."""

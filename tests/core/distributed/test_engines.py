@@ -35,7 +35,7 @@ OPTIONS = {
 SHARDED_FILES = {
     "manifest.json",
     "model.safetensors",
-    "optimizer.safetensors",
+    "optimizer.bin",
     "trainer_state.json",
 }
 

@@ -128,7 +128,7 @@ def test_a_stop_ends_the_run_and_keeps_the_best_model_by_the_judge(start, tmp_pa
     again = spoil(folder, start, **stopping)
     assert again.code == 0, again.output
     assert validations(folder) == log
-    resume = {"monitor": {"judges": judges}, "run.resume": "true"}
+    resume = {"monitor": {"judges": judges}, "run.resume": True}
     onward = spoil(folder, start, **resume)
     assert onward.code == 0, onward.output
     log = validations(folder)

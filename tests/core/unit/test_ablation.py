@@ -28,7 +28,7 @@ from rl_caption.programs.ablation.grid import (
 from rl_caption.programs.ablation.runner import check_start, make_plan
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.launch import stop_requests
-from rl_caption.training.run_folder import write_run_files
+from rl_caption.training.checkpoint import write_run_files
 
 MIX = {"cider": RewardTerm(weight=0.5), "bleu": RewardTerm(weight=0.5)}
 WORLD = "{num_train: 4, num_val: 2, num_test: 2, num_unseen: 0, image_size: 32}"

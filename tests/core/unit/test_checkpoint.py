@@ -1,9 +1,12 @@
-"""Checkpoints: atomic, pruned, verified, and never a way to run code."""
+"""A run's folder: checkpoints that are atomic, pruned, verified and never a way to run code; where a
+run resumes, and what counts as another configuration.
+"""
 
 import math
 import os
-import pickle
+import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +14,16 @@ import pytest
 import torch
 from accelerate import Accelerator
 
+from rewards.files import load_json
+from rl_caption.config.schema import ScstConfig
 from rl_caption.data.files import write_json
 from rl_caption.runtime.types import TrainState
 from rl_caption.training.checkpoint import (
     CheckpointError,
+    changed_keys,
     clear_leftovers,
+    computed,
+    find_checkpoint,
     hash_of,
     load_moments,
     load_random_states,
@@ -26,7 +34,9 @@ from rl_caption.training.checkpoint import (
     read_state,
     save_checkpoint,
     seal,
+    write_run_files,
 )
+from tests.training_for_tests import changed
 
 
 def training(checkpoint=None, inputs=3):
@@ -46,10 +56,9 @@ def training(checkpoint=None, inputs=3):
     return accelerator, model, optimizer
 
 
-def saved(folder, **values):
-    return save_checkpoint(
-        training()[0], folder, TrainState(global_step=4, **values), keep=2
-    )
+def saved(folder, **counters):
+    accelerator, *trained = training()
+    return save_checkpoint(accelerator, folder, TrainState(**counters), 2, *trained)
 
 
 def whole(folder, content="x"):
@@ -59,31 +68,28 @@ def whole(folder, content="x"):
     return folder
 
 
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
 def test_model_optimizer_counters_and_random_states_come_back(tmp_path):
     accelerator, model, optimizer = training()
-    state = TrainState(
-        global_step=7, best_metric=math.inf, best_step=3, notes={"kl": -math.inf}
-    )
-    path = save_checkpoint(accelerator, tmp_path, state, 2)
+    notes = {"kl": -math.inf}
+    state = TrainState(global_step=7, best_metric=math.inf, best_step=3, notes=notes)
+    path = save_checkpoint(accelerator, tmp_path, state, 2, model, optimizer)
     drawn = (torch.rand(3), np.random.rand(3))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     _, fresh, loaded = training(path)
     assert read_state(path) == state
-    assert all(
-        torch.equal(tensor, before[name]) for name, tensor in fresh.state_dict().items()
-    )
-    for one, other in zip(optimizer.state.values(), loaded.state.values(), strict=True):
-        assert all(
-            torch.equal(one[key], other[key])
-            for key in ("step", "exp_avg", "exp_avg_sq")
-        )
+    exactly = {"rtol": 0, "atol": 0}
+    torch.testing.assert_close(dict(fresh.state_dict()), before, **exactly)
+    moments = [list(one.state.values()) for one in (loaded, optimizer)]
+    torch.testing.assert_close(*moments, **exactly)
     assert torch.equal(torch.rand(3), drawn[0])
     assert np.array_equal(np.random.rand(3), drawn[1])
 
 
-def test_a_step_saved_again_is_replaced_and_counters_that_are_not_those_of_a_run_are_refused(
-    tmp_path,
-):
+def test_a_step_saved_again_is_replaced_and_counters_of_no_run_are_refused(tmp_path):
     for best in (0.1, 0.2):
         path = saved(tmp_path, best_metric=best)
     assert list(tmp_path.iterdir()) == [path]
@@ -94,39 +100,26 @@ def test_a_step_saved_again_is_replaced_and_counters_that_are_not_those_of_a_run
         read_state(path)
 
 
-def test_checkpoints_of_an_abandoned_future_and_damaged_ones_are_pruned(tmp_path):
-    for step in (2, 4, 6, 8):
+def test_older_checkpoints_damaged_ones_and_those_of_an_abandoned_future_are_pruned(
+    tmp_path,
+):
+    for step in (1, 2, 4, 6, 8):
         whole(tmp_path / f"step-{step:08d}")
     (tmp_path / "step-00000004" / "file").unlink()
     prune(tmp_path, 2, tmp_path / "step-00000006")
-    assert {p.name for p in tmp_path.iterdir()} == {"step-00000002", "step-00000006"}
-
-
-@pytest.mark.parametrize(("keep", "left"), [(0, [8]), (2, [6, 8])])
-def test_the_newest_checkpoints_are_kept_and_one_in_any_case(tmp_path, keep, left):
-    for step in (2, 4, 6, 8):
-        whole(tmp_path / f"step-{step:08d}")
-    prune(tmp_path, keep, tmp_path / "step-00000008")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        f"step-{step:08d}" for step in left
-    ]
+    assert names(tmp_path) == {"step-00000002", "step-00000006"}
 
 
 def test_the_hash_of_a_folder_is_of_names_and_contents(tmp_path):
-    whole(tmp_path / "a"), whole(tmp_path / "b"), whole(tmp_path / "c", "y")
-    assert hash_of(tmp_path / "a") == hash_of(tmp_path / "b") != hash_of(tmp_path / "c")
-    (tmp_path / "b/file").rename(tmp_path / "b/file2")
-    assert hash_of(tmp_path / "a") != hash_of(tmp_path / "b")
+    a, b, c = (whole(tmp_path / name, name[1:]) for name in ("ax", "bx", "cy"))
+    assert hash_of(a) == hash_of(b) != hash_of(c)
+    (b / "file").rename(b / "file2")
+    assert hash_of(a) != hash_of(b)
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [
-        ("file", "y"),
-        ("file", None),
-        ("manifest.json", None),
-        ("manifest.json", "{"),
-    ],
+    [("file", "y"), ("file", None), ("manifest.json", None), ("manifest.json", "{")],
 )
 def test_damage_is_seen_and_the_checkpoint_before_is_the_newest(
     tmp_path, caplog, name, content
@@ -142,19 +135,19 @@ def test_damage_is_seen_and_the_checkpoint_before_is_the_newest(
 
 
 def test_leftovers_are_cleared_and_what_was_about_to_be_replaced_comes_back(tmp_path):
+    old, best = tmp_path / ".old-best", tmp_path / "best"
     whole(tmp_path / ".partial-best", "unfinished")
-    whole(tmp_path / ".old-best", "old")
+    whole(old, "old")
     clear_leftovers(tmp_path)
-    assert {p.name for p in tmp_path.iterdir()} == {"best"}
-    assert (tmp_path / "best" / "file").read_text() == "old"
-    whole(tmp_path / ".old-best", "older")
+    assert names(tmp_path) == {"best"}
+    whole(old, "older")
     clear_leftovers(tmp_path)
-    assert (tmp_path / "best" / "file").read_text() == "old"
-    assert {p.name for p in tmp_path.iterdir()} == {"best"}
-    shutil.move(tmp_path / "best", tmp_path / ".old-best")
-    (tmp_path / ".old-best" / "file").unlink()  # half removed: it does not come back
+    assert names(tmp_path) == {"best"}
+    assert (best / "file").read_text() == "old"
+    shutil.move(best, old)
+    (old / "file").unlink()  # half removed: it does not come back
     clear_leftovers(tmp_path)
-    assert not list(tmp_path.iterdir())
+    assert not names(tmp_path)
 
 
 class Malicious:
@@ -168,46 +161,28 @@ class Malicious:
 
 
 @pytest.mark.parametrize(
-    ("file", "way"),
-    [
-        ("optimizer.bin", "torch.save"),
-        ("random_states_0.pkl", "torch.save"),
-        ("random_states_0.pkl", "pickle"),
-        ("pytorch_model.bin", "torch.save"),
-    ],
+    "file", ["optimizer.bin", "random_states_0.pkl", "pytorch_model.bin"]
 )
-def test_code_in_a_checkpoint_is_not_run(tmp_path, file, way):
+def test_code_in_a_checkpoint_is_not_run(tmp_path, file):
     path = saved(tmp_path / "checkpoints")
     if file == "pytorch_model.bin":  # in place of safetensors
         (path / "model.safetensors").unlink()
-    if way == "torch.save":
-        torch.save(Malicious(tmp_path / "executed"), path / file)
-    else:
-        (path / file).write_bytes(
-            pickle.dumps(Malicious(tmp_path / "executed"), protocol=2)
-        )
+    torch.save(Malicious(tmp_path / "executed"), path / file)
     seal(path)
     with pytest.raises(CheckpointError):
         training(path)
     assert not (tmp_path / "executed").exists()
 
 
-def test_random_states_that_are_missing_or_of_another_kind_are_an_error(tmp_path):
+def test_random_states_of_another_kind_are_an_error(tmp_path):
     path = saved(tmp_path)
-    states = path / "random_states_0.pkl"
-    torch.save({"torch_manual_seed": torch.zeros(3, dtype=torch.uint8)}, states)
-    seal(path)
+    states = {"torch_manual_seed": torch.zeros(3, dtype=torch.uint8)}
+    torch.save(states, path / "random_states_0.pkl")
     with pytest.raises(CheckpointError, match=r"random_states_0\.pkl"):
         training(path)
-    states.unlink()
-    seal(path)
-    with pytest.raises(CheckpointError, match=r"random_states_0\.pkl.*Errno 2"):
-        training(path)
 
 
-def test_a_checkpoint_of_another_model_or_of_other_trained_parameters_is_refused(
-    tmp_path,
-):
+def test_another_model_and_other_trained_parameters_are_refused(tmp_path):
     path = saved(tmp_path)
     with pytest.raises(CheckpointError, match=path.name):
         training(path, inputs=5)
@@ -225,8 +200,78 @@ def test_a_new_folder_is_whole_or_not_there(tmp_path):
 
     with pytest.raises(CheckpointError, match=r"out.*MB"):
         fail()
-    assert not list(tmp_path.iterdir())
+    assert not names(tmp_path)
     (tmp_path / "out").mkdir()
     with new_folder(tmp_path / "out") as folder:
         (folder / "file").write_text("x")
-    assert [path.name for path in tmp_path.rglob("*")] == ["out", "file"]
+    assert names(tmp_path) == {"out"}
+    assert names(tmp_path / "out") == {"file"}
+
+
+def config_of(folder, resume="auto", **changes):
+    """Values of a configuration, with changes of dotted keys."""
+    config = ScstConfig().model_dump(mode="json")
+    config["run"] |= {"dir": str(folder), "resume": resume}
+    return changed(config, changes)
+
+
+def checkpoint(folder, step):
+    path = folder / "checkpoints" / f"step-{step:08d}"
+    path.mkdir(parents=True)
+    state = TrainState(global_step=step, configuration=computed(config_of(folder)))
+    write_json(path / "trainer_state.json", asdict(state))
+    seal(path)
+    return path
+
+
+@pytest.mark.parametrize("resume", ["auto", True, False])
+def test_an_empty_folder_starts_and_one_of_damaged_checkpoints_only_if_told_to(
+    tmp_path, resume, caplog
+):
+    config = config_of(tmp_path, resume)
+    assert find_checkpoint(config) is None
+    (checkpoint(tmp_path, 3) / "trainer_state.json").write_text("{}")
+    if resume is False:
+        assert find_checkpoint(config) is None
+        return
+    with pytest.raises(CheckpointError, match=r"run\.resume"):
+        find_checkpoint(config)
+    assert "trainer_state.json has 2 bytes" in caplog.text
+
+
+def test_auto_refuses_another_configuration_true_accepts_it_and_false_refuses_any_run(
+    tmp_path,
+):
+    older, newest = checkpoint(tmp_path, 9), checkpoint(tmp_path, 10)
+    (tmp_path / "export/.partial-best").mkdir(parents=True)
+    assert find_checkpoint(config_of(tmp_path)) == newest
+    assert not names(tmp_path / "export")
+    changes = {"train.lr": 1.0, "reward.terms.rouge_l": {"weight": 2.0}}
+    message = r"reward\.terms\.rouge_l\.weight: None -> 2\.0.*train\.lr: "
+    with pytest.raises(CheckpointError, match=message):
+        find_checkpoint(config_of(tmp_path, **changes))
+    assert find_checkpoint(config_of(tmp_path, True, **changes)) == newest
+    with pytest.raises(CheckpointError, match=r"step-00000010.*run\.resume"):
+        find_checkpoint(config_of(tmp_path, False))
+    assert find_checkpoint(config_of(tmp_path, str(older))) == older
+    with pytest.raises(CheckpointError, match=re.escape(str(tmp_path))):
+        find_checkpoint(config_of(tmp_path, str(tmp_path)))
+
+
+def test_what_does_not_change_the_computation_is_no_change(tmp_path):
+    write_run_files(tmp_path, config_of(tmp_path), {})
+    free = {"run.log_every": 3, "data.num_workers": 4, "data.cache_mb": 0}
+    free |= {"train.micro_batch_size": 2, "train.threads": 2, "eval.batch_size": 1}
+    free["train.num_processes"] = 2
+    for changes, named in ((free, []), ({"eval.every": 7}, ["eval.every: None -> 7"])):
+        config = config_of(tmp_path, **changes)
+        assert changed_keys(tmp_path / "config.yaml", config) == named
+
+
+def test_variables_that_choose_kernels_are_recorded(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    write_run_files(tmp_path, {}, {})
+    recorded = load_json(tmp_path / "env.json")["environment"]
+    assert recorded["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert "HF_TOKEN" not in recorded

@@ -13,7 +13,7 @@ from rewards.clip.student import LCLIP, LCLIPConfig
 from rewards.files import atomic_write, remove_leftovers
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.data.files import write_json
-from rl_caption.training.run_folder import drop_after
+from rl_caption.training.checkpoint import drop_after
 
 SMALL = LCLIPConfig(
     image_size=4,

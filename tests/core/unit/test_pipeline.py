@@ -12,7 +12,7 @@ from rl_caption.cli.pipeline import plan, run_pipeline
 from rl_caption.cli.stages import Stage, make_stages
 from rl_caption.data.files import write_json
 from rl_caption.runtime.errors import ConfigError
-from rl_caption.training.run_folder import RESULT, write_run_files
+from rl_caption.training.checkpoint import RESULT, write_run_files
 from tests.training_for_tests import scst_config, write_pipeline, xe_config
 
 

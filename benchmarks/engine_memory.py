@@ -127,8 +127,13 @@ def work(
         CaptionTransformerConfig,
     )
     from rl_caption.config.schema import RunConfig, TrainConfig
-    from rl_caption.runtime.engines import backward_all, build_accelerator, prepare
-    from rl_caption.runtime.zero import deepspeed_step, engine_of, gathered_parameters
+    from rl_caption.runtime.engines import backward_all, build_accelerator
+    from rl_caption.runtime.zero import (
+        deepspeed_step,
+        engine_of,
+        gathered_parameters,
+        prepare,
+    )
 
     train = TrainConfig(threads=1, batch_size=2 * processes, micro_batch_size=1)
     accelerator = build_accelerator(train, RunConfig())

@@ -157,8 +157,7 @@ def _wait_for_all() -> None:
     """Let no process begin before all have looked at what is there."""
     from rl_caption.runtime.launch import check_processes, processes_started
 
-    started = processes_started()
-    if started is not None and started[1] > 1:
+    if processes_started()[1] > 1:
         from accelerate import Accelerator
 
         from rl_caption.runtime.engines import accelerator_kwargs

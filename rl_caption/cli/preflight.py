@@ -96,7 +96,7 @@ def _process_findings(stage: Stage) -> Iterator[Finding]:
     from rl_caption.runtime.launch import processes_started
 
     program, started = PROGRAMS[stage.program], processes_started()
-    if started is not None and started[1] > 1 and not program.processes:
+    if started[1] > 1 and not program.processes:
         value = f"{started[1]} processes were started ({started[0]})"
         yield Finding("processes", value, f"{stage.program} is one process", True)
     asked = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower()

@@ -141,8 +141,11 @@ def train_scst(config: ScstConfig) -> TrainState:
             partial(captioner.save_pretrained, policy),
             *make_metric(config, monitor),
         )
-        is_main = run.accelerator.is_main_process
-        if config.report and is_main and is_complete(run.folder):
+        if (
+            run.accelerator.is_main_process
+            and config.report
+            and is_complete(run.folder)
+        ):
             from rl_caption.programs.report.page import write_report
 
             page = write_report(run.folder, run.val_rows)

@@ -39,7 +39,6 @@ from rl_caption.runtime.threads import cpu_threads
 from rl_caption.runtime.zero import (
     configure_deepspeed,
     deepspeed_plugin,
-    prepare_deepspeed,
     uses_deepspeed,
 )
 
@@ -165,15 +164,6 @@ def accelerator_kwargs() -> dict[str, Any]:
     return {"kwargs_handlers": [InitProcessGroupKwargs(backend="gloo")]}
 
 
-def prepare(
-    accelerator: Accelerator, model: nn.Module, optimizer: Any
-) -> tuple[nn.Module, Any]:
-    """Accelerate's ``prepare``, and what DeepSpeed needs in addition. Called by every process."""
-    if uses_deepspeed(accelerator):
-        prepare_deepspeed(accelerator, model)
-    return accelerator.prepare(model, optimizer)
-
-
 def autocast(accelerator: Accelerator) -> AbstractContextManager[Any]:
     """Mixed precision for what does not run through the prepared model, such as sampling."""
     if not uses_deepspeed(accelerator):
@@ -212,9 +202,7 @@ def global_count(accelerator: Accelerator, local_count: Tensor) -> Tensor:
     """Sum of a count over all processes, of the same shape; 0 becomes 1, to be divided by.
     All-reduces.
     """
-    count = accelerator.reduce(
-        local_count.to(accelerator.device, torch.float32), reduction="sum"
-    )
+    count = accelerator.reduce(local_count.to(accelerator.device, torch.float32))
     return torch.where(count == 0, 1, count)
 
 
@@ -255,8 +243,6 @@ class Averages:
         table = torch.stack([self.sums[name] for name in names])
         if accelerator.num_processes > 1:
             dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
-            table = accelerator.reduce(
-                table.to(accelerator.device, dtype), reduction="sum"
-            )
+            table = accelerator.reduce(table.to(accelerator.device, dtype))
         sums = zip(names, table.tolist(), strict=True)
         return {name: total / count for name, (total, count) in sums if count > 0}

@@ -54,7 +54,7 @@ errors_of_user_code = partial(
 """Inside ``errors_of_user_code(where)``, what a user's code raises becomes a ``ConfigError``: see
 ``rewards.base``.
 """
-EXPECTED = (UserError, rewards.base.RewardError, OSError)
+EXPECTED = (*KEPT, OSError)
 """What ends a program with one message and without a traceback."""
 
 
@@ -145,14 +145,11 @@ def user_errors() -> Iterator[None]:
             yield
         sys.stdout.flush()
     except BrokenPipeError as error:
-        output = select.poll()
-        output.register(sys.stdout.fileno(), select.POLLOUT)
-        if any(
-            event & (select.POLLERR | select.POLLHUP) for _, event in output.poll(0)
-        ):
-            os.dup2(
-                os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-            )  # where Python flushes the rest at its end
+        output, stdout = select.poll(), sys.stdout.fileno()
+        output.register(stdout, 0)  # errors alone
+        if output.poll(0):
+            # where Python flushes the rest at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
             sys.exit(128 + signal.SIGPIPE)
         print(f"error: {error}", file=sys.stderr)  # of another pipe
         sys.exit(1)

@@ -79,17 +79,12 @@ def check_processes(running: int, expected: int | None = None) -> None:
         expected: ``train.num_processes``. The launcher's environment (``WORLD_SIZE``) is compared,
             too.
     """
-    started = processes_started()
-    if started is not None and started[1] != running:
-        name, count = started
-        raise LaunchError(
-            f"{count} processes were started ({name}={count}), but this one trains in a group of "
-            f"{running}: they would train separate copies of the model. {START} {count}"
-        )
-    if expected is not None and expected != running:
-        raise LaunchError(
-            f"train.num_processes is {expected}, but {running} train together. {START} {expected}"
-        )
+    for name, count in (processes_started(), ("train.num_processes", expected)):
+        if count not in (None, running):
+            raise LaunchError(
+                f"{name}={count}, but {running} train together: others would train separate "
+                f"copies of the model. {START} {count}"
+            )
 
 
 def check_environment() -> None:
@@ -104,26 +99,27 @@ def check_environment() -> None:
             )
 
 
-def processes_started() -> tuple[str, int] | None:
+def processes_started() -> tuple[str, int]:
     """The variable by which a launcher says how many processes it started, and their number."""
     for name in WORLD_SIZE_VARIABLES:
         value = os.environ.get(name, "")
         if value.isdecimal():
             return name, int(value)
-    return None
+    return "WORLD_SIZE", 1
 
 
-def keep_freed_memory() -> bool:
-    """Ask glibc's allocator to keep freed memory for the next tensors; returns whether it does.
+def keep_freed_memory() -> None:
+    """Ask glibc's allocator to keep freed memory for the next tensors.
 
     Otherwise large blocks are given back and mapped anew, and the kernel fills every page with
     zeros again (docs/performance.md). Without glibc, or if the user set ``MALLOC_*`` or
     ``GLIBC_TUNABLES``, nothing is changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or re.search(r"\bMALLOC_|GLIBC_TUNABLES", " ".join(os.environ)):
-        return False
-    return bool(mallopt(M_MMAP_MAX, 0) and mallopt(M_TRIM_THRESHOLD, -1))
+    asked = re.search(r"\bMALLOC_|GLIBC_TUNABLES", " ".join(os.environ))
+    if mallopt is not None and asked is None:
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, -1)
 
 
 @contextlib.contextmanager

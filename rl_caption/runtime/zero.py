@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedType
-from accelerate.utils.other import clean_state_dict_for_safetensors
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
@@ -104,8 +103,12 @@ def configure_deepspeed(
     unset_hf_deepspeed_config()
 
 
-def prepare_deepspeed(accelerator: Accelerator, model: nn.Module) -> None:
-    """What DeepSpeed needs before Accelerate's ``prepare``."""
+def prepare(
+    accelerator: Accelerator, model: nn.Module, optimizer: Any
+) -> tuple[nn.Module, Any]:
+    """Accelerate's ``prepare``, and what DeepSpeed needs before it. Called by every process."""
+    if not uses_deepspeed(accelerator):
+        return accelerator.prepare(model, optimizer)
     config = deepspeed_plugin(accelerator).deepspeed_config
     accelerator.gradient_accumulation_steps = config["gradient_accumulation_steps"]
     # By default, buckets of gradients have 5e8 elements, whatever the model's size.
@@ -116,6 +119,7 @@ def prepare_deepspeed(accelerator: Accelerator, model: nn.Module) -> None:
     # DeepSpeed calls functions of torch by deprecated names.
     message = "`torch.distributed.* is deprecated"
     warnings.filterwarnings("ignore", message=message, category=FutureWarning)
+    return accelerator.prepare(model, optimizer)
 
 
 def deepspeed_step(model: nn.Module) -> float:
@@ -190,12 +194,13 @@ def full_state(
 
     is_main, module = accelerator.is_main_process, accelerator.unwrap_model(model)
     named = module.state_dict(keep_vars=True)
-    tensors: dict[int, Tensor] = {}
-    for value in named.values():
+    names = {value: name for name, value in named.items()}
+    weights = {}
+    for value, name in names.items():
         # Does nothing below ZeRO-3, and for buffers.
         with deepspeed.zero.GatheredParameters([value]):
-            if is_main and id(value) not in tensors:
-                tensors[id(value)] = value.detach().cpu().clone()
+            if is_main:
+                weights[name] = value.detach().cpu().contiguous().clone()
     step = next(iter(torch_optimizer(optimizer).state.values()))["step"]
     moments: dict[str, dict[str, Tensor]] = {}
     for name, parameter in trained_parameters(accelerator, model).items():
@@ -205,8 +210,7 @@ def full_state(
                 key: value.detach().float().cpu().clone()
                 for key, value in {"step": step, **values}.items()
             }
-    weights = {name: tensors[id(value)] for name, value in named.items() if is_main}
-    return clean_state_dict_for_safetensors(weights), moments
+    return weights, moments
 
 
 def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:

@@ -342,7 +342,7 @@ def replace_folder(new: Path, final: Path) -> None:
     if final.exists():
         os.rename(final, old)
     os.rename(new, final)
-    sync_folder(final.parent)
+    sync(final.parent)
     remove_tree(old)
 
 
@@ -350,10 +350,9 @@ def seal(folder: Path) -> None:
     """Flush every file to disk and write the manifest, last."""
     entries = manifest_of(folder)
     for name in entries:
-        with (folder / name).open("rb") as handle:
-            os.fsync(handle.fileno())
+        sync(folder / name)
     write_json(folder / MANIFEST, entries)
-    sync_folder(folder)
+    sync(folder)
 
 
 def hash_of(folder: Path) -> str:
@@ -372,9 +371,9 @@ def remove_tree(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def sync_folder(folder: Path) -> None:
-    """Flush a folder's own entries (renames) to disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Flush a file, or a folder's own entries (renames), to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -32,7 +32,6 @@ from rl_caption.data.plain_files import hash_text
 from rl_caption.runtime.engines import (
     Averages,
     build_accelerator,
-    prepare,
     print_main,
 )
 from rl_caption.runtime.errors import ConfigError, UserError
@@ -43,6 +42,7 @@ from rl_caption.runtime.zero import (
     deepspeed_step,
     engine_of,
     gathered_parameters,
+    prepare,
     trained_parameters,
     uses_deepspeed,
 )
@@ -263,7 +263,6 @@ class Run:
             initial=self.start_step,
             desc=name,
             unit="step",
-            dynamic_ncols=True,
             # None: off a terminal
             disable=None if accelerator.is_main_process else True,
         )
@@ -328,10 +327,8 @@ class Run:
         )
         micros = range(self.train.batch_size // (self.micro_batch_size * processes))
         with row_loader(self.train_rows, collate, order, self.num_workers) as batches:
-            yield (
-                [next(batches).to(accelerator.device) for _ in micros]
-                for _ in itertools.count()
-            )
+            device = accelerator.device
+            yield iter(lambda: [next(batches).to(device) for _ in micros], None)
 
     def begin_step(self) -> None:
         """Set the learning rate of the next step."""
@@ -405,8 +402,8 @@ class Run:
         rate = self.train.batch_size / metrics["time/step"]
         metrics["train/images_per_second"] = rate
         if self.accelerator.scaler is not None:
-            metrics["train/skipped"] = float(self.state.skipped)
-            metrics["train/loss_scale"] = float(self.accelerator.scaler.get_scale())
+            metrics["train/skipped"] = self.state.skipped
+            metrics["train/loss_scale"] = self.accelerator.scaler.get_scale()
         self.state.global_step += 1
         return metrics
 
@@ -439,8 +436,9 @@ class Run:
 
     def any_process(self, asked: bool) -> bool:
         """Whether it is so in any process: all must stop at the same step."""
-        vote = torch.tensor(float(asked), device=self.accelerator.device)
-        return bool(self.accelerator.reduce(vote).item() > 0)
+        if asked:
+            self.accelerator.set_trigger()
+        return self.accelerator.check_trigger()
 
     def is_best(self, value: float) -> bool:
         """Whether a validation has the best value so far, which is then kept."""

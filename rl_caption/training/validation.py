@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast_object_list, gather_object, send_to_device
 from torch import Tensor, nn
 from tqdm.auto import tqdm
 
@@ -68,10 +68,7 @@ def decode_candidates(
         for start in starts:
             batch = share[start : start + decoding.batch_size]
             ids = [row["image_id"] for row in batch]
-            inputs = {
-                key: value.to(device)
-                for key, value in captioner.preprocess(batch).items()
-            }
+            inputs = send_to_device(captioner.preprocess(batch), device)
             noise, scores = None, None
             if decoding.num_samples:
                 noise = sampling_noise(

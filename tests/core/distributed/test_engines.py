@@ -185,8 +185,8 @@ def _decode_alone(
     from rl_caption.captioners.config import Decoding
     from rl_caption.captioners.transformer import TransformerCaptioner
     from rl_caption.config.schema import RunConfig, TrainConfig
-    from rl_caption.runtime.engines import backward_all, build_accelerator, prepare
-    from rl_caption.runtime.zero import gathered_parameters
+    from rl_caption.runtime.engines import backward_all, build_accelerator
+    from rl_caption.runtime.zero import gathered_parameters, prepare
 
     train = TrainConfig(threads=1, batch_size=2, grad_clip_norm=None)
     accelerator = build_accelerator(train, RunConfig())

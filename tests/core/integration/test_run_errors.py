@@ -144,7 +144,7 @@ def test_user_code_that_exits_ends_with_an_error_and_its_line(
             {"train.mixed_precision": "fp16"},
             "train.mixed_precision is fp16, which a CPU cannot train in",
         ),
-        ({"train.num_processes": 2}, "train.num_processes is 2, but 1 train together"),
+        ({"train.num_processes": 2}, "train.num_processes=2, but 1 train together"),
         (
             {"rollout.max_new_tokens": 40},
             "rollout.max_new_tokens is 40: the captioner has positions for 16",

@@ -22,7 +22,7 @@ from rl_caption.runtime.launch import LaunchError
 from rl_caption.runtime.zero import (
     EngineError,
     configure_deepspeed,
-    prepare_deepspeed,
+    prepare,
     without_hooks,
 )
 
@@ -38,6 +38,7 @@ def accelerator(stage, **config):
         distributed_type=kind,
         num_processes=2,
         state=SimpleNamespace(deepspeed_plugin=plugin),
+        prepare=lambda *prepared: prepared,
     )
 
 
@@ -102,7 +103,7 @@ def test_gradient_buckets_are_bounded(given):
         large = nn.ModuleList([nn.Linear(10_000, 7_000), nn.Linear(10_000, 7_000)])
     zero = {"reduce_bucket_size": given}
     runs = accelerator(2, gradient_accumulation_steps=1, zero_optimization=zero)
-    prepare_deepspeed(runs, large)
+    prepare(runs, large, None)
     expected = 70_000_000 if given == "auto" else 12  # a bucket holds a whole tensor
     assert zero["reduce_bucket_size"] == expected
 

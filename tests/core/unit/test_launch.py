@@ -35,8 +35,8 @@ def no_launcher(monkeypatch):
         (1, 1, None, None, 0),
         (2, 2, "2", None, 0),
         (1, None, "2", "WORLD_SIZE=2", 2),
-        (1, 2, None, r"train\.num_processes is 2, but 1", 2),
-        (2, 1, None, r"train\.num_processes is 1, but 2", 1),
+        (1, 2, None, "train.num_processes=2, but 1", 2),
+        (2, 1, "2", "train.num_processes=1, but 2", 1),
     ],
 )
 def test_number_of_processes(
@@ -180,7 +180,7 @@ def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog)
 PAGE_FAULTS = """
 import resource
 from rl_caption.runtime.launch import keep_freed_memory
-print(int(keep_freed_memory()))
+keep_freed_memory()
 b"1" * 64_000_000
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(10):
@@ -192,8 +192,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.parametrize(
     ("own", "kept"),
     [
-        ({}, 1),
-        ({"MALLOC_ARENA_MAX": "2"}, 0),
+        ({}, True),
+        ({"MALLOC_ARENA_MAX": "2"}, False),
     ],
 )
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
@@ -212,9 +212,7 @@ def test_the_memory_of_freed_tensors_is_kept_but_where_the_user_set_the_allocato
         text=True,
         check=True,
     )
-    asked, faults = map(int, done.stdout.split())
-    assert asked == kept
-    assert (faults < 1000) == bool(kept)
+    assert (int(done.stdout) < 1000) == kept
 
 
 @pytest.mark.parametrize(

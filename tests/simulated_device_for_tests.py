@@ -6,8 +6,6 @@ registers torch's one private backend for the rest of the process, so it belongs
 """
 
 import importlib
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import torch
 from accelerate.state import PartialState
@@ -43,7 +41,7 @@ class SimulatedTensor(Tensor):
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, inner: Tensor, requires_grad: bool = False) -> "SimulatedTensor":
+    def __new__(cls, inner, requires_grad=False):
         self = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             cls,
             inner.shape,
@@ -57,32 +55,30 @@ class SimulatedTensor(Tensor):
         return self
 
     @classmethod
-    def __torch_dispatch__(
-        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
         return compute(operator, args, kwargs or {})
 
     # What torch refuses subclasses, or asks their storage.
-    def tolist(self) -> Any:
+    def tolist(self):
         return self.inner.tolist()
 
-    def storage(self) -> Any:
+    def storage(self):
         return self.inner.storage()
 
-    def untyped_storage(self) -> Any:
+    def untyped_storage(self):
         return self.inner.untyped_storage()
 
-    def data_ptr(self) -> int:
+    def data_ptr(self):
         return self.inner.data_ptr()
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo):
         if id(self) not in memo:
             copy = SimulatedTensor(self.inner.detach().clone(), self.requires_grad)
             copy._is_param = getattr(self, "_is_param", False)  # type: ignore[attr-defined]
             memo[id(self)] = copy
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol):
         return self.inner.__reduce_ex__(protocol)  # saved, it is a CPU tensor
 
 
@@ -90,20 +86,18 @@ class FactoryMode(TorchDispatchMode):
     """Tensors that are made on the device, and those that move to it."""
 
     @classmethod
-    def _should_skip_dynamo(cls) -> bool:
+    def _should_skip_dynamo(cls):
         return False  # nothing is compiled here, and to say so at each operation takes time
 
-    def __torch_dispatch__(
-        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         return compute(operator, args, kwargs or {})
 
 
-def simulated(device: Any) -> bool:
+def simulated(device):
     return isinstance(device, torch.device) and device.type == NAME
 
 
-def leaves_of(tree: Any) -> Iterator[Any]:
+def leaves_of(tree):
     """What stands in the arguments of an operation, whose only containers are lists, tuples and the
     keywords.
     """
@@ -114,7 +108,7 @@ def leaves_of(tree: Any) -> Iterator[Any]:
         yield tree
 
 
-def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
+def mapped(function, tree):
     """The same containers with each leaf replaced; torch's own ``tree_map`` takes most of the time
     of a tiny run.
     """
@@ -125,49 +119,43 @@ def mapped(function: Callable[[Any], Any], tree: Any) -> Any:
     return function(tree)
 
 
-def compute(operator: Any, args: Any, kwargs: Any) -> Any:
+def compute(operator, args, kwargs):
     """The operation on the CPU tensors inside, wrapped. Raises RuntimeError where tensors are on
     both devices.
     """
     name = operator._schema.name
     leaves = [*leaves_of(args), *leaves_of(list(kwargs.values()))]
-    inside = {
-        id(leaf.inner): leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)
-    }
+    own = [leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)]
+    inside = {id(leaf.inner): leaf for leaf in own}
     if not inside and not any(map(simulated, leaves)):
         return operator(*args, **kwargs)
-    outside = [
-        leaf
-        for leaf in leaves
-        if isinstance(leaf, Tensor) and not isinstance(leaf, SimulatedTensor)
-    ]
+    outside = {id(leaf): leaf for leaf in leaves if isinstance(leaf, Tensor)}
+    taken = [*own]
     if name in INDEXED and isinstance(args[0], SimulatedTensor):
-        outside = [
-            leaf for leaf in outside if not any(leaf is index for index in args[1])
-        ]
-    if inside and name not in COPIES and any(leaf.ndim for leaf in outside):
+        taken += args[1]
+    for leaf in taken:
+        outside.pop(id(leaf), None)
+    if inside and name not in COPIES and any(leaf.ndim for leaf in outside.values()):
         raise RuntimeError(
             f"{name}: expected all tensors to be on the same device, found {NAME} and cpu"
         )
 
-    def unwrapped(leaf: Any) -> Any:
+    def unwrapped(leaf):
         if isinstance(leaf, SimulatedTensor):
             return leaf.inner
         return torch.device("cpu") if simulated(leaf) else leaf
 
-    def wrapped(leaf: Any) -> Any:
+    def wrapped(leaf):
         if not isinstance(leaf, Tensor):
             return leaf
-        return (
-            inside[id(leaf)] if id(leaf) in inside else SimulatedTensor(leaf)
-        )  # in place: the same tensor
+        # in place: the same tensor
+        return inside[id(leaf)] if id(leaf) in inside else SimulatedTensor(leaf)
 
     options = {key: mapped(unwrapped, value) for key, value in kwargs.items()}
     target = kwargs.get("device")
     if name == "aten::_to_copy":
-        options["device"] = torch.device(
-            "cpu"
-        )  # without it an unchanged tensor would be itself
+        # without it an unchanged tensor would be itself
+        options["device"] = torch.device("cpu")
     result = operator(*mapped(unwrapped, args), **options)
     if name == "aten::copy_":
         return args[0]
@@ -179,18 +167,18 @@ def compute(operator: Any, args: Any, kwargs: Any) -> Any:
 class _Backend(_DummyBackendModule):
     """What ``torch.simulated`` is asked."""
 
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+    def get_amp_supported_dtype(self):
         return [torch.bfloat16]
 
-    def get_rng_state(self, device: Any = None) -> Tensor:
+    def get_rng_state(self, device=None):
         return torch.get_rng_state()
 
-    def set_rng_state(self, state: Tensor, device: Any = None) -> None:
+    def set_rng_state(self, state, device=None):
         torch.set_rng_state(state)
 
 
 class _Hook(_DummyPrivateUse1Hook):
-    def get_default_generator(self, index: int) -> torch.Generator:
+    def get_default_generator(self, index):
         return torch.default_generator
 
 
@@ -198,7 +186,7 @@ _LIBRARIES: list[torch.library.Library] = []
 """Kept: what a library registers ends with it."""
 
 
-def activate() -> None:
+def activate():
     """Make it this process's device: of Accelerate, and of the models of rewards."""
     _setup_privateuseone_for_python_backend(
         NAME, backend_module=_Backend(), hook=_Hook()
@@ -219,17 +207,14 @@ def activate() -> None:
             torch.empty_strided(size, stride, dtype=dtype)
         ),
     )
-    aten.impl(
-        "copy_",
-        lambda to, source, *_: compute(torch.ops.aten.copy_.default, (to, source), {}),
-    )
-    aten.impl(
-        "_copy_from",
-        lambda source, to, *_: compute(torch.ops.aten.copy_.default, (to, source), {}),
-    )
-    torch.__future__.set_swap_module_params_on_conversion(
-        True
-    )  # a parameter that moves stays itself, and tied
+
+    def copy(to, source, *_):
+        return compute(torch.ops.aten.copy_.default, (to, source), {})
+
+    aten.impl("copy_", copy)
+    aten.impl("_copy_from", lambda source, to, *_: copy(to, source))
+    # a parameter that moves stays itself, and tied
+    torch.__future__.set_swap_module_params_on_conversion(True)
     PartialState.default_device = property(lambda state: torch.device(NAME, 0))
     for module in REWARDS:
         importlib.import_module(module).default_device = lambda device: (

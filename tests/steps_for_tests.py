@@ -47,9 +47,7 @@ def batches_of(captioner, count, size, rows=()):
 def scst_task(captioner, shift=0.0, **options):
     advantage = build_advantage(options.pop("advantage", "leave_one_out"), {})
     terms = {
-        name: options.pop(name)
-        for name in ("loss_reduction", "kl_coef")
-        if name in options
+        key: options.pop(key) for key in {"loss_reduction", "kl_coef"} & {*options}
     }
     samples = Decoding(
         num_samples=options.pop("num_samples", 4),

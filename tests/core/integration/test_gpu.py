@@ -8,7 +8,6 @@ commands are right.
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -42,9 +41,7 @@ SECONDS = 900 if REHEARSAL else 120
 """A run that takes longer hangs; on the CPU all ways compete for its cores."""
 
 
-def start_run(
-    program: str, config: dict, folder: Path, variables: dict[str, str]
-) -> subprocess.Popen:
+def start_run(program, config, folder, variables):
     """Start ``python -m rl_caption PROGRAM`` as a process of its own: a fork could not use the GPU."""
     file = folder.with_suffix(".yaml")
     file.write_text(yaml.safe_dump(config))
@@ -57,7 +54,7 @@ def start_run(
         )
 
 
-def wait_for(process: subprocess.Popen, folder: Path) -> None:
+def wait_for(process, folder):
     """Wait for the end of a run, which has to be a good one."""
     try:
         code: int | str = process.wait(SECONDS)
@@ -68,16 +65,13 @@ def wait_for(process: subprocess.Popen, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(request, tmp_path_factory) -> dict[str, tuple]:
+def runs(request, tmp_path_factory):
     """The same self-critical run on the CPU and in every way that is tested, all at the same time."""
     root = tmp_path_factory.mktemp("gpu")
     xe = xe_config(root / "xe", **{"model.kwargs.dropout": 0.0, "train.max_steps": 30})
     wait_for(start_run("xe", xe, root / "xe", ON_CPU), root / "xe")
-    tested = {
-        item.callspec.params["way"]
-        for item in request.session.items
-        if item.module is request.module
-    }  # type: ignore[attr-defined]
+    own = [item for item in request.session.items if item.module is request.module]
+    tested = {item.callspec.params["way"] for item in own}
     variables = {
         "CPU": ON_CPU,
         "DDP": launched(0, 1, get_free_port()),

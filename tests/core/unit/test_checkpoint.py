@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 from dataclasses import asdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -153,7 +152,7 @@ def test_leftovers_are_cleared_and_what_was_about_to_be_replaced_comes_back(tmp_
 class Malicious:
     """Pickles to a call that makes a folder."""
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target):
         self.target = target
 
     def __reduce__(self):

@@ -29,7 +29,7 @@ def test_parts_of_unequal_size_count_by_element():
     averages.add_sum("nothing", 0.0, 0)
     assert averages.reduce(Accelerator(cpu=True)) == {"a": 4.0, "b": 4.0, "c": 1.5}
     averages.add("a", [1.0, float("nan")])
-    assert math.isnan(averages.reduce(Accelerator(cpu=True))["a"]), "NaN is not hidden"
+    assert math.isnan(averages.reduce(Accelerator(cpu=True))["a"])
 
 
 def test_what_is_logged_of_a_rollout_is_worked_by_hand():
@@ -70,16 +70,16 @@ def test_what_is_logged_of_a_rollout_is_worked_by_hand():
         "hacking/bad_endings": 0.5,
     }
     assert logged == pytest.approx(expected, rel=1e-4)
-    for index, name in enumerate("ab"):
-        assert records[index]["image_id"] == name
-        assert records[index]["samples"] == rollout.texts[index]
-        assert records[index]["greedy"] == rollout.greedy_texts[index]
-    assert [record["rewards"] for record in records] == [[0.0, 2.0], [1.0, 1.0001]]
-    characters = Averages()
-    bare = replace(rollout, greedy_texts=None, greedy_finished=None)
-    alone = replace(scores, greedy=None)
-    log_rollout([batch], [bare], [alone], [advantage], characters, "char")
-    missing = logged.keys() - characters.sums.keys()
+    keys = ("image_id", "samples", "greedy", "rewards")
+    assert [[record[key] for key in keys] for record in records] == [
+        ["a", rollout.texts[0], "a dog", [0.0, 2.0]],
+        ["b", rollout.texts[1], "a cat", [1.0, 1.0001]],
+    ]
+    # without greedy captions, by characters
+    rollout = replace(rollout, greedy_texts=None, greedy_finished=None)
+    scores, averages = replace(scores, greedy=None), Averages()
+    log_rollout([batch], [rollout], [scores], [advantage], averages, "char")
+    missing = logged.keys() - averages.sums.keys()
     assert missing == {"reward/greedy", "hacking/bad_endings"}
 
 
@@ -99,7 +99,6 @@ def logged(tmp_path_factory):
         "scst": {key: [[0, 1.0]] for key in scheduled},
         "ppo": {"train.objective": "ppo_clip", "train.updates_per_rollout": 2},
         "dico": {"train.objective": "dico", "train.kl_coef": 0.0},
-        "risk": {"train.objective": "risk", "train.kl_coef": 0.0},
     }
     folders = [xe]
     for name, options in runs.items():
@@ -114,9 +113,6 @@ def logged(tmp_path_factory):
 
 
 def test_the_page_defines_exactly_what_is_logged(logged):
-    own = {"reward/total", "reward/greedy", "reward/std"}
-    terms = {key for key in logged if key.startswith("reward/")} - own
-    assert terms == {"reward/cider"}
     named = {
         "reward/cider": "reward/<term>",
         "val/reward/cider": "val/reward/<term>",

@@ -55,7 +55,7 @@ def alarm(
 
 
 def test_nothing_is_evidence_at_the_start_or_while_the_reward_is_below_it():
-    assert alarm() == {}, "a risen reward alone"
+    assert alarm() == {}
     bad = {"repeated_ngrams": 0.9, "vocabulary": 3.0, "length": 30.0}
     fallen = [0.0] * 100
     assert alarm(bad, 1.0, fallen) == {}
@@ -68,10 +68,9 @@ def test_a_judge_that_fell_on_most_images_is_named_and_a_small_or_noisy_fall_is_
     found = alarm(judge=fallen)
     assert list(found) == ["judge/rouge_l"]
     assert "from 0.6 to 0.555" in found["judge/rouge_l"]
-    on_all = alarm(judge=[score - 0.02 for score in SCORES])
-    assert on_all == {}, "only 3 %"
-    on_one = alarm(judge=[SCORES[0] - 5.0, *SCORES[1:]])
-    assert on_one == {}, "8 %, all of it on one image"
+    # 3 % everywhere; 8 %, all of it on one image
+    assert alarm(judge=[score - 0.02 for score in SCORES]) == {}
+    assert alarm(judge=[SCORES[0] - 5.0, *SCORES[1:]]) == {}
 
 
 def test_with_few_images_more_standard_errors_are_asked_for():
@@ -90,12 +89,8 @@ def test_a_fall_of_four_standard_errors_counts_with_20_images_and_not_with_6(
     count, expected
 ):
     spread = 0.025 * math.sqrt(count - 1)
-    scores = [0.6] * count
     fallen = [0.5 + spread * (-1) ** (index + 1) for index in range(count)]
-    if count > 1:
-        difference, error = paired_difference(fallen, scores)
-        assert difference / error == pytest.approx(-4.0)
-    assert bool(alarm(judge=fallen, began=scores)) == expected
+    assert bool(alarm(judge=fallen, began=[0.6] * count)) == expected
 
 
 @pytest.mark.parametrize(
@@ -121,12 +116,9 @@ def test_each_sign_alone_is_evidence_at_a_gross_level_only(key, below, above):
     ("key", "one", "other", "limit", "allowed"),
     [
         ("repeated_ngrams", 0.5, 0.125, 0.25, 0.75),
-        ("bad_endings", 0.5, 0.125, 0.25, 0.75),
-        ("duplicates", 0.5, 0.125, 0.25, 0.75),
         ("length", 8.0, 32.0, 0.5, 48.0),
         ("length", 8.0, 32.0, 0.5, 4.0),
         ("vocabulary", 64.0, 128.0, 0.5, 32.0),
-        ("diversity", 0.5, 1.0, 0.5, 0.25),
     ],
 )
 def test_a_sign_must_pass_the_limits_of_both_the_start_and_the_references(
@@ -137,12 +129,8 @@ def test_a_sign_must_pass_the_limits_of_both_the_start_and_the_references(
     start = Findings(1.0, {}, STATISTICS | {key: began})
     references = STATISTICS | {key: usual}
     step = 2**-20 if allowed > max(one, other) else -(2**-20)
-    between = (one + other) / 2
-    for value, expected in (
-        (between, []),
-        (allowed, []),
-        (allowed * (1 + step), [key]),
-    ):
+    beyond = allowed * (1 + step)
+    for value, expected in (((one + other) / 2, []), (allowed, []), (beyond, [key])):
         now = Findings(1.5, {}, STATISTICS | {key: value})
         found = judge_alarm(now, start, references, Thresholds(**{key: limit}))
         assert list(found) == expected
@@ -155,13 +143,6 @@ def test_exactly_the_fall_that_is_allowed_is_no_evidence(limit, sign):
     for fall, expected in ((limit, False), (limit + 2**-10, True)):
         fallen = [score - fall for score in began]
         assert bool(alarm(judge=fallen, began=began, judge_fall=limit)) == expected
-
-
-def test_honest_training_on_cider_does_not_alarm():
-    # Greedy validation captions of make demo, after cross-entropy (about STATISTICS) and after SCST
-    # on CIDEr-D (this): BLEU-4, ROUGE-L and oracle F1 rise, the vocabulary is halved.
-    honest = {"vocabulary": 28.0, "length": 7.2, "diversity": 0.379, "duplicates": 0.19}
-    assert alarm(honest, judge=[score + 0.05 for score in SCORES]) == {}
 
 
 def test_a_judge_that_rose_first_is_compared_with_its_best():
@@ -178,12 +159,9 @@ def test_a_judge_that_rose_first_is_compared_with_its_best():
         assert bool(found) == expected
         if expected:
             assert "since step 40" in found["judge/rouge_l"]
-    noisy = [better[0] - 9.0, *better[1:]]
-    assert alarm(judge=noisy, peaks=peak) == {}
     # 11 % at 4.0 standard errors: enough below the start, but the best of many is partly luck.
-    wide = [
-        score - 0.09 + 0.225 * (-1) ** (index + 1) for index, score in enumerate(better)
-    ]
+    noise = [0.225 * (-1) ** (index + 1) for index in range(100)]
+    wide = [score - 0.09 + own for score, own in zip(better, noise, strict=True)]
     assert alarm(judge=wide, peaks=peak) == {}
 
 
@@ -230,8 +208,8 @@ def test_lexical_diversity_is_the_mean_over_all_samples():
     samples = list(combinations(tokens, 3))
     mean = sum(len(set(sample)) / 3 for sample in samples) / len(samples)
     assert lexical_diversity(captions, 3) == pytest.approx(mean)
-    of_all = lexical_diversity(captions)
-    assert of_all == pytest.approx(4 / 6), "fewer tokens than a sample"
+    # fewer tokens than a sample
+    assert lexical_diversity(captions) == pytest.approx(4 / 6)
     assert lexical_diversity([["a"] * 5] * 40) == pytest.approx(1 / 42)
     assert lexical_diversity([[], []]) == 0.0
 
@@ -248,9 +226,8 @@ def test_references_are_described_with_one_caption_an_image():
     assert found["bad_endings"] == pytest.approx((0 + 1 / 3) / 2)
     assert found["vocabulary"] == (4 + 7) / 2
     assert caption_statistics([""])["bad_endings"] == 1.0
-    for without in ([["..."], ["!"]], [["a dog"], []]):
-        with pytest.raises(DataError, match="reference"):
-            reference_statistics(without)
+    with pytest.raises(DataError, match="reference"):
+        reference_statistics([["a dog"], []])
 
 
 def test_layers_of_references_are_at_most_five_and_begin_again_where_an_image_has_fewer():
@@ -289,22 +266,18 @@ def test_cider_as_a_judge_is_that_of_validation_under_any_name():
 def test_a_term_with_other_arguments_or_on_the_same_encoder_is_no_judge(tmp_path):
     student = tiny_student(tmp_path / "student")
     other = tiny_student(tmp_path / "other", pad_attention="full")
-    terms = {
-        "words": (build("rouge_l"), 1.0),
-        "mine": (build("l_clipscore", backbone=student), 1.0),
-    }
-    clip = {"backbone": str(student)}
-    for target, kwargs, term in (
-        ("rouge_l", {"beta": 1.0}, "words"),
-        ("l_clipscore", {"w": 1.0, "prefix": "A ", **clip}, "mine"),
-        ("ref_l_clipscore", {"precision": "bf16", **clip}, "mine"),
-    ):
+    mine = build("l_clipscore", backbone=student)
+    reward = MixedReward({"words": (build("rouge_l"), 1.0), "mine": (mine, 1.0)})
+
+    def judged(target, **kwargs):
         judges = {"other": JudgeConfig(target=target, kwargs=kwargs)}
-        with pytest.raises(ConfigError, match=rf"monitor.judges.other.*term '{term}'"):
-            build_judges(judges, MixedReward(terms), CORPUS)
-    kwargs = {"backbone": str(other)}
-    judges = {"other": JudgeConfig(target="l_clipscore", kwargs=kwargs)}
-    assert list(build_judges(judges, MixedReward(terms), CORPUS)) == ["other"]
+        return list(build_judges(judges, reward, CORPUS))
+
+    with pytest.raises(ConfigError, match=r"monitor.judges.other.*term 'words'"):
+        judged("rouge_l", beta=1.0)
+    with pytest.raises(ConfigError, match="term 'mine'"):
+        judged("ref_l_clipscore", precision="bf16", backbone=str(student))
+    assert judged("l_clipscore", backbone=str(other)) == ["other"]
 
 
 # the monitor
@@ -325,14 +298,6 @@ def monitor(reward, judges=None, **options):
 def inspected(watch, step, captions=SAME, **policy):
     """What the monitor says of captions of ``ROWS``."""
     return watch.inspect(step, ROWS, captions, [True, True], policy)[0]
-
-
-def alarms(watch, *policies):
-    """The alarm at steps 0, 1, ... with these values of the policy."""
-    return [
-        inspected(watch, step, **policy).metrics["hacking/alarm"]
-        for step, policy in enumerate(policies)
-    ]
 
 
 def mixed(name, weight=1.0, **options):
@@ -365,16 +330,18 @@ def test_z_scored_terms_are_watched_in_units_of_their_spread_at_the_start():
 
 
 def test_the_first_known_entropy_stands_for_the_start_and_counts_with_a_risen_reward():
-    limits = Thresholds(entropy=0.5)
-    rewards = ([1.0, 1.0], [1.5, 1.0], [1.5, 1.0], [1.5, 1.0])
-    watch = monitor(MixedReward({"x": (Told("x", *rewards), 1.0)}), thresholds=limits)
-    later = [{"entropy": 1.0 / step} for step in (1, 2, 3)]
-    assert alarms(watch, {}, *later) == [0, 0, 0, 1]
-    assert watch.notes["hacking"]["first_alarm"]["step"] == 3
-    rewards = ([1.0, 1.0], [1.0, 1.0], [1.5, 1.0])
-    watch = monitor(MixedReward({"x": (Told("x", *rewards), 1.0)}), thresholds=limits)
-    policies = [{"entropy": 1.0}, {"entropy": 0.1}, {"entropy": 0.1}]
-    assert alarms(watch, *policies) == [0, 0, 1]
+    def alarms(totals, entropies):
+        told = Told("x", *([total] * 2 for total in totals))
+        reward, limits = MixedReward({"x": (told, 1.0)}), Thresholds(entropy=0.5)
+        watch = monitor(reward, thresholds=limits)
+        found = []
+        for step, entropy in enumerate(entropies):
+            policy = {} if entropy is None else {"entropy": entropy}
+            found.append(inspected(watch, step, **policy).metrics["hacking/alarm"])
+        return found
+
+    assert alarms([1.0, 1.5, 1.5, 1.5], [None, 1.0, 0.5, 0.3]) == [0, 0, 0, 1]
+    assert alarms([1.0, 1.0, 1.5], [1.0, 0.1, 0.1]) == [0, 0, 1]
 
 
 def cider_of(corpus):
@@ -382,20 +349,15 @@ def cider_of(corpus):
     return build("cider", df=DocumentFrequencies.from_references(tokens, eos=True))
 
 
-WEIGHED = [(mixed("cider", weight), {}) for weight in (1.0, 1.0, 0.5, 0.5)]
+CIDER = mixed("cider")
 COUNTED = [cider_of(corpus) for corpus in (CORPUS, CORPUS, [*CORPUS, ["a red dog"]])]
+JUDGES = [build(name) for name in ("rouge_l", "rouge_l", "bleu")]
 COMPARED = {
-    # twice the weight would look like a rise, half of it would silence the alarm
-    "weights": WEIGHED,
+    # half the weight would silence the alarm
+    "weights": [(mixed("cider", weight), {}) for weight in (1.0, 1.0, 0.5)],
     "frequencies": [(MixedReward({"cider": (cider, 1.0)}), {}) for cider in COUNTED],
-    "frequencies of a judge": [
-        (mixed("repetition"), {"cider": cider}) for cider in COUNTED
-    ],
-    "judges": [
-        (mixed("cider"), {"mine": build(name)})
-        for name in ("rouge_l", "rouge_l", "bleu")
-    ],
-    "validation": [(mixed("cider"), {}, split) for split in ("val", "val", "test")],
+    "judges": [(CIDER, {"mine": judge}) for judge in JUDGES],
+    "validation": [(CIDER, {}, split) for split in ("val", "val", "test")],
 }
 
 
@@ -434,14 +396,17 @@ def test_what_a_validation_logs_is_worked_by_hand():
 
 def test_the_first_alarm_is_kept_and_every_alarm_stops():
     """The judge rises at step 1 and falls from that best validation at 2; the alarm goes on at 3."""
-    reward = MixedReward({"x": (Told("x", *([step] * 2 for step in range(4))), 1.0)})
-    judge = Told("j", [0.5, 0.5], [0.9, 0.9], [0.6, 0.6], [0.6, 0.6])
+    rising = Told("x", *([step] * 2 for step in range(4)))
+    reward = MixedReward({"x": (rising, 1.0)})
+    judge = Told("j", *([score] * 2 for score in (0.5, 0.9, 0.6, 0.6)))
     limits = Thresholds(judge_errors=0.0, slip_errors=0.0, duplicates=1.0)
     watch = monitor(reward, {"j": judge}, thresholds=limits, stop=True)
     found = [inspected(watch, step) for step in range(4)]
-    assert [verdict.metrics["hacking/alarm"] for verdict in found] == [0, 0, 1, 1]
-    assert [verdict.stop is not None for verdict in found] == [False, False, True, True]
-    assert [len(verdict.messages) for verdict in found] == [0, 0, 1, 0]
+    said = [
+        (one.metrics["hacking/alarm"], one.stop is not None, len(one.messages))
+        for one in found
+    ]
+    assert said == [(0, False, 0), (0, False, 0), (1, True, 1), (1, True, 0)]
     # also after a comparison that starts anew
     inspected(monitor(mixed("rouge_l"), notes=watch.notes), 4)
     assert watch.notes["hacking"]["first_alarm"]["step"] == 2

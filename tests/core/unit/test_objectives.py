@@ -4,6 +4,7 @@ REINFORCE itself is compared with a slow loop in tests/core/invariants/test_trai
 """
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -151,18 +152,18 @@ def test_advantages_by_hand(name, first, second):
 def test_each_of_two_processes_gets_the_advantages_of_its_own_images(process):
     rewards = torch.tensor([[1.0, 3.0], [0.0, 4.0], [5.0, 5.0], [2.0, 0.0]])
     baselines = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    everything = {2: rewards, 1: baselines}
     accelerator = SimpleNamespace(
         process_index=process,
         num_processes=2,
         device=torch.device("cpu"),
-        gather=lambda own: everything[own.dim()],
+        gather=lambda own: baselines if own.dim() == 1 else rewards,
     )
-    first, second = 2 * process, 2 * process + 1
-    scores = [Scores(rewards[[row]], baselines[[row]]) for row in (first, second)]
+    own = slice(2 * process, 2 * process + 2)
+    pairs = zip(rewards[own].split(1), baselines[own].split(1), strict=True)
+    scores = [Scores(*pair) for pair in pairs]
     found = step_advantages(build_advantage("greedy", {}), scores, accelerator)
     expected = [[[0.0, 2.0]], [[-2.0, 2.0]], [[2.0, 2.0]], [[-2.0, -4.0]]]
-    assert [own.tolist() for own in found] == expected[first : second + 1]
+    assert [part.tolist() for part in found] == expected[own]
 
 
 @pytest.mark.parametrize("reduction", ["token", "sequence"])
@@ -174,40 +175,40 @@ def test_the_clipped_surrogate_and_its_gradient_equal_a_loop(reduction, kl_coef)
     moved = old + 0.5 * torch.randn(2, 2, 3, dtype=torch.float64) * mask
     logprobs = moved.requires_grad_()
     advantages = torch.tensor([[0.7, -0.7], [-1.5, 1.5]])
+    scores, reference = Scores(advantages, None), old - 0.1 * mask
     objective = PpoClip(reduction, kl_coef, clip_low=0.1, clip_high=0.3)
     total, count, metrics = objective(
-        logprobs, old, old - 0.1 * mask, mask, Scores(advantages, None), advantages
+        logprobs, old, reference, mask, scores, advantages
     )
-    (found,) = torch.autograd.grad((total / count).sum(), logprobs)
+    loss = (total / count).sum()
+    (found,) = torch.autograd.grad(loss, logprobs)
     expected = torch.zeros_like(found)
-    surrogate = penalty = clipped = ratios = kl = 0.0
+    sums = dict.fromkeys(["surrogate", "penalty", "clipped", "ratio", "kl"], 0.0)
     denominator = 9 if reduction == "token" else 4
-    for image, sample, token in mask.nonzero().tolist():
-        place = image, sample, token
+    for place in map(tuple, mask.nonzero().tolist()):
         log_ratio = float(logprobs.detach()[place] - old[place])
-        ratio = math.exp(log_ratio)
-        advantage = float(advantages[image, sample])
-        drift = log_ratio + 0.1
+        ratio, drift = math.exp(log_ratio), log_ratio + 0.1
+        advantage = float(advantages[place[:2]])
         stopped = ratio > 1.3 if advantage > 0 else ratio < 0.9
-        surrogate -= advantage * (min(max(ratio, 0.9), 1.3) if stopped else ratio)
-        penalty += kl_coef * 0.5 * drift**2
         expected[place] = kl_coef * drift / 9
         if not stopped:
             expected[place] -= advantage * ratio / denominator
-        clipped += stopped
-        ratios += ratio
-        kl += ratio - 1 - log_ratio
-    assert 0 < clipped < 9, "some tokens are clipped, some are not"
-    assert float((total.detach() / count).sum()) == pytest.approx(
-        surrogate / denominator + penalty / 9, rel=1e-6
-    )
+        limited = min(max(ratio, 0.9), 1.3) if stopped else ratio
+        sums["surrogate"] -= advantage * limited
+        sums["penalty"] += kl_coef * 0.5 * drift**2
+        sums["clipped"] += stopped
+        sums["ratio"] += ratio
+        sums["kl"] += ratio - 1 - log_ratio
+    assert 0 < sums["clipped"] < 9
+    policy = sums["surrogate"] / denominator
+    assert loss.item() == pytest.approx(policy + sums["penalty"] / 9, rel=1e-6)
     assert torch.allclose(found, expected, rtol=1e-6)
     logged = {name: float(value / number) for name, (value, number) in metrics.items()}
     assert logged == {
-        "loss/policy": pytest.approx(surrogate / denominator, rel=1e-6),
-        "policy/ratio": pytest.approx(ratios / 9),
-        "policy/clip_fraction": pytest.approx(clipped / 9),
-        "policy/approx_kl": pytest.approx(kl / 9),
+        "loss/policy": pytest.approx(policy, rel=1e-6),
+        "policy/ratio": pytest.approx(sums["ratio"] / 9),
+        "policy/clip_fraction": pytest.approx(sums["clipped"] / 9),
+        "policy/approx_kl": pytest.approx(sums["kl"] / 9),
     }
 
 
@@ -222,9 +223,6 @@ STRUCTURED = {
         1 + 5 / 6 * math.exp(1.2) + 1.5 * math.exp(0.5) + 0.5 * math.exp(0.1)
     ),
 }
-OF_THREE = torch.tensor(
-    [[0.2, 0.9, 0.5], [0.4, 0.4, 0.4], [1.5, 0.1, 1.5]]
-)  # of the second image all equal
 
 
 def parts(rewards):
@@ -246,19 +244,18 @@ def test_dico_by_hand():
     mask = torch.tensor([[[True, True], [True, False], [True, False]]])
     scores = Scores(rewards, None)
     objective = build_objective("dico", {"beta": 0.5, "temperature": 0.3})
-    total, count, metrics = objective(
-        logprobs, logprobs, reference, mask, scores, rewards
-    )
+    loss = partial(objective, mask=mask, scores=scores, advantages=rewards)
+    total, count, metrics = loss(logprobs, logprobs, reference)
     assert float(metrics["dico/margin"][0]) == pytest.approx(0.5 * (1 + 0.75), rel=1e-5)
     assert float(metrics["dico/accuracy"][0]) == 1
     expected = math.log(1 + math.exp(-0.875))
     assert float(total.detach()) == pytest.approx(expected, rel=1e-5)
     assert int(count) == 1
     with pytest.raises(ValueError, match="starting policy"):
-        objective(logprobs, logprobs, None, mask, scores, rewards)
-    metrics = objective(reference, reference, reference, mask, scores, rewards)[2]
-    assert float(metrics["dico/margin"][0]) == 0
-    assert float(metrics["dico/accuracy"][0]) == 0, "at the start no image is right"
+        loss(logprobs, logprobs, None)
+    # at the start no image is right
+    metrics = loss(reference, reference, reference)[2]
+    assert float(metrics["dico/margin"][0]) == float(metrics["dico/accuracy"][0]) == 0
 
 
 @pytest.mark.parametrize(("name", "expected"), STRUCTURED.items())
@@ -285,16 +282,13 @@ def test_structured_losses_by_hand(name, expected):
 def test_images_whose_rewards_do_not_differ_are_left_out(name):
     objective = build_objective(name, {})
     rewards = torch.tensor([[0.2, 0.9, 0.5], [0.4, 0.4, 0.4], [1.5, 0.1, 1.5]])
-    arguments = parts(rewards)
-    total, count, _ = objective(*arguments)
-    (gradient,) = torch.autograd.grad(total, arguments[0])
-    assert int(count) == 2
-    assert not gradient[1].any()
-    assert gradient.any()
-    arguments = parts(torch.ones(3, 3))
-    total, count, _ = objective(*arguments)
-    assert (float(total.detach()), int(count)) == (0.0, 0)
-    assert not torch.autograd.grad(total, arguments[0])[0].any()
+    for given, expected in ((rewards, 2), (torch.ones(3, 3), 0)):
+        arguments = parts(given)
+        total, count, _ = objective(*arguments)
+        (gradient,) = torch.autograd.grad(total, arguments[0])
+        assert int(count) == expected
+        assert not gradient[1].any()
+        assert bool(gradient.any()) == bool(total.detach()) == (expected > 0)
 
 
 def test_candidates_of_beam_search_are_the_rollout_whatever_the_split():
@@ -333,38 +327,38 @@ def test_what_beam_search_does_not_go_with_is_refused(train, part):
         ScstConfig(rollout=rollout, train=ScstTrainConfig(**train))
 
 
-def test_whatever_changes_the_objective_or_the_samples_changes_the_signature(tmp_path):
+OTHER_TARGET = {"train.advantage": "tests.extensions:own"}
+CHANGES = [
+    {},
+    {"train.advantage": "greedy"},
+    {**OTHER_TARGET, "train.advantage_kwargs": {"scale": 2.0}},
+    {**OTHER_TARGET, "train.advantage_kwargs": {"scale": 3.0}},
+    {"rollout.num_samples": 4},
+    {"rollout.beam_search": True},
+    {"rollout.temperature_schedule": [(0, 1.0), (9, 0.5)]},
+    {"rollout.temperature_schedule": [(0, 1.0), (8, 0.5)]},
+    {"train.objective": "dico"},
+    {"train.objective": "dico", "train.objective_kwargs": {"beta": 0.5}},
+    {"train.objective": "dico", "model.init": "b"},
+    {"train.objective": "risk"},
+    {"train.kl_coef": 0.1},
+    {"train.kl_coef": 0.2},
+    {"train.kl_coef": 0.1, "model.init": "b"},
+    {"reward.terms": {"words": RewardTerm(schedule=[(0, 1.0), (5, 0.0)])}},
+    {"reward.terms": {"words": RewardTerm(schedule=[(0, 1.0), (5, 0.5)])}},
+]
+
+
+def test_whatever_changes_the_objective_or_the_samples_changes_the_signature(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_bytes(name.encode())
-    other = {"model.init": str(tmp_path / "b")}
-    own = {"train.advantage": "tests.extensions:own"}
-    changes = [
-        {},
-        {"train.advantage": "greedy"},
-        {**own, "train.advantage_kwargs": {"scale": 2.0}},
-        {**own, "train.advantage_kwargs": {"scale": 3.0}},
-        {"rollout.num_samples": 4},
-        {"rollout.beam_search": True},
-        {"rollout.temperature_schedule": [(0, 1.0), (9, 0.5)]},
-        {"rollout.temperature_schedule": [(0, 1.0), (8, 0.5)]},
-        {"train.objective": "dico"},
-        {"train.objective": "dico", "train.objective_kwargs": {"beta": 0.5}},
-        {"train.objective": "dico", **other},
-        {"train.objective": "risk"},
-        {"train.kl_coef": 0.1},
-        {"train.kl_coef": 0.2},
-        {"train.kl_coef": 0.1, **other},
-        {"weight": 0.5},
-        {"schedule": [(0, 1.0), (5, 0.0)]},
-        {"schedule": [(0, 1.0), (5, 0.5)]},
-    ]
-    signatures = set()
-    for change in changes:
-        weight = change.pop("weight", 1.0)
-        term = RewardTerm(schedule=change.pop("schedule", None))
-        config = ScstConfig(model=SavedModelConfig(init=str(tmp_path / "a")))
-        config.reward.terms = {"words": term}
+    reward, signatures = MixedReward({"words": (WordCount(), 1.0)}), set()
+    for change in CHANGES:
+        config = ScstConfig(model=SavedModelConfig(init="a"))
         for key, value in change.items():
             section, _, name = key.partition(".")
             setattr(getattr(config, section), name, value)
@@ -372,9 +366,8 @@ def test_whatever_changes_the_objective_or_the_samples_changes_the_signature(tmp
         objective = build_objective(
             train.objective, train.objective_kwargs, kl_coef=train.kl_coef
         )
-        reward = MixedReward({"words": (WordCount(), weight)})
         signatures.add(scst_signature(reward, [], config, objective))
-    assert len(signatures) == len(changes), signatures
+    assert len(signatures) == len(CHANGES), signatures
 
 
 @pytest.mark.parametrize("name", ["greedy", "leave_one_out", "mean", "group_norm"])

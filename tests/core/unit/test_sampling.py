@@ -22,22 +22,18 @@ def noise_to_its_ends(rows):
     return noise
 
 
-@pytest.mark.parametrize(
-    "temperature", [MIN_TEMPERATURE, MAX_TEMPERATURE, 1e-3, 1.0, 90.0, 1e3]
-)
+@pytest.mark.parametrize("temperature", [MIN_TEMPERATURE, 1.0, 90.0, MAX_TEMPERATURE])
 @pytest.mark.parametrize("scale", [0.0, 3.0, 1e4])
 def test_forbidden_tokens_are_never_drawn_and_have_no_probability(temperature, scale):
     torch.manual_seed(0)
     logits = forbid(scale * torch.randn(30, 9), FORBIDDEN)
     drawn = sample_tokens(logits, noise_to_its_ends(30), temperature)
-    assert ((drawn >= 0) & (drawn < 9)).all()
-    assert not torch.isin(drawn, torch.tensor(FORBIDDEN)).any()
+    allowed = [2, 3, 5, 6, 7, 8]
+    assert torch.isin(drawn, torch.tensor(allowed)).all()
     logprobs, entropy = token_logprobs_and_entropy(logits, drawn[:, 5], temperature)
-    allowed = [token for token in range(9) if token not in FORBIDDEN]
-    expected = torch.distributions.Categorical(
-        logits=logits[:, allowed].double() / temperature
-    )
-    assert torch.allclose(entropy.double(), expected.entropy(), atol=1e-5)
+    scaled = logits[:, allowed].double() / temperature
+    expected = torch.distributions.Categorical(logits=scaled).entropy()
+    assert torch.allclose(entropy.double(), expected, atol=1e-5)
     assert logprobs.isfinite().all()
 
 
@@ -76,32 +72,34 @@ class OwnImage:
     bounds = (0.0, 1.0)
 
     def __call__(self, prompts, completions, references, image_id, finished, **columns):
-        rows = zip(completions, references, image_id, finished, strict=True)
-        return [
-            float(text.split() == [name, captions[0], str(ended)])
-            for text, captions, name, ended in rows
-        ]
+        scores = []
+        for row in zip(completions, references, image_id, finished, strict=True):
+            text, captions, name, ended = row
+            scores.append(float(text == f"{name} {captions[0]} {ended}"))
+        return scores
 
 
 @pytest.mark.parametrize("with_greedy", [False, True])
 def test_samples_and_greedy_captions_are_scored_with_the_row_of_their_own_image(
     with_greedy,
 ):
-    names = ["image0 reference0", "image1 reference1"]
-    rows = []
-    for name in names:
-        image_id, reference = name.split()
-        rows.append({"image_id": image_id, "references": [reference], "image": None})
+    rows = [
+        {"image_id": f"image{i}", "references": [f"reference{i}"], "image": None}
+        for i in range(2)
+    ]
     finished = [[True, False, True], [False, False, True]]
+    texts = [
+        [f"image{i} reference{i} {ended}" for ended in finished[i]] for i in range(2)
+    ]
     greedy = {}
     if with_greedy:
-        greedy["greedy_texts"] = [f"{names[0]} False", f"{names[1]} True"]
+        greedy["greedy_texts"] = ["image0 reference0 False", "image1 reference1 True"]
         greedy["greedy_finished"] = torch.tensor([False, True])
     rollout = Rollout(
         torch.zeros(2, 3, 4, dtype=torch.long),
         torch.ones(2, 3, 4, dtype=torch.bool),
         torch.tensor(finished),
-        [[f"{names[i]} {ended}" for ended in finished[i]] for i in range(2)],
+        texts,
         **greedy,
     )
     reward = MixedReward({"own": (OwnImage(), 1.0)})

@@ -15,9 +15,7 @@ RAMP = [(10, 0.0), (30, 1.0), (40, 0.5)]
 def test_a_schedule_is_linear_between_its_points_and_constant_outside():
     steps = range(60)
     expected = np.interp(steps, *zip(*RAMP, strict=True))
-    assert [factor_at(RAMP, step) for step in steps] == pytest.approx(
-        expected.tolist(), rel=1e-12
-    )
+    np.testing.assert_allclose([factor_at(RAMP, step) for step in steps], expected)
 
 
 @pytest.mark.parametrize(
@@ -33,23 +31,20 @@ def test_points_of_one_step_are_a_jump(points, factors):
     assert [factor_at(points, step) for step in range(4)] == factors
 
 
+def parsed(kind, folder, text, *words):
+    file = folder / "a.yaml"
+    file.write_text(text)
+    return parse(kind, ["--config", str(file), *words], "program")
+
+
 def test_schedules_in_a_file_and_on_the_command_line(tmp_path):
-    (tmp_path / "a.yaml").write_text(
-        "reward: {terms: {cider: {schedule: [[0, 1], [200, 0.5]]}}}"
-    )
-    words = [
-        "--rollout.temperature_schedule",
-        "[[0, 1.5], [100, 1]]",
-    ]
-    config = parse(
-        ScstConfig, ["--config", str(tmp_path / "a.yaml"), *words], "scst.py"
-    )
-    term = config.reward.terms["cider"]
-    assert [tuple(point) for point in term.schedule] == [(0, 1.0), (200, 0.5)]
-    assert [tuple(point) for point in config.rollout.temperature_schedule] == [
-        (0, 1.5),
-        (100, 1.0),
-    ]
+    text = "reward: {terms: {cider: {schedule: [[0, 1], [200, 0.5]]}}}"
+    words = ["--rollout.temperature_schedule", "[[0, 1.5], [100, 1]]"]
+    config = parsed(ScstConfig, tmp_path, text, *words)
+    points = config.reward.terms["cider"].schedule
+    assert [tuple(point) for point in points] == [(0, 1.0), (200, 0.5)]
+    points = config.rollout.temperature_schedule
+    assert [tuple(point) for point in points] == [(0, 1.5), (100, 1.0)]
 
 
 @pytest.mark.parametrize(
@@ -75,9 +70,8 @@ def test_schedules_in_a_file_and_on_the_command_line(tmp_path):
     ],
 )
 def test_what_cannot_be_meant_is_refused(text, part, tmp_path):
-    (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
-        parse(ScstConfig, ["--config", str(tmp_path / "a.yaml")], "scst.py")
+        parsed(ScstConfig, tmp_path, text)
     assert part in str(refused.value)
 
 
@@ -89,6 +83,5 @@ def test_what_cannot_be_meant_is_refused(text, part, tmp_path):
     ],
 )
 def test_trl_which_adds_the_terms_up_itself_refuses_them(text, tmp_path):
-    (tmp_path / "a.yaml").write_text(text)
-    with pytest.raises(ConfigError, match=r"reward has"):
-        parse(GrpoVlmConfig, ["--config", str(tmp_path / "a.yaml")], "grpo_vlm")
+    with pytest.raises(ConfigError, match="reward has"):
+        parsed(GrpoVlmConfig, tmp_path, text)

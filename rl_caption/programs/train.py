@@ -89,10 +89,6 @@ def train_scst(config: ScstConfig) -> TrainState:
         RewardError: the reward cannot score, or returns something that is no score.
         ConfigError, DataError, CaptionerError, NonFiniteError: as ``train_xe``.
     """
-    if config.model.init is None:
-        raise ConfigError(
-            "model.init is not set: name a captioner that was trained by cross-entropy"
-        )
     options, rollout, data = config.train, config.rollout, config.data
     tokens, terms = rollout.max_new_tokens, config.reward.terms
     with open_run(config) as run:

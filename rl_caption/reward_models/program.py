@@ -1,8 +1,9 @@
 """The training program of reward models: from a configuration to a finished run folder."""
 
 from rl_caption.config.reward_models import RewardModelConfig
+from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.types import TrainState
-from rl_caption.runtime.zero import EngineError, uses_deepspeed
+from rl_caption.runtime.zero import uses_deepspeed
 from rl_caption.training.run import open_run
 
 
@@ -10,16 +11,16 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
     """Train the model of the configuration's task; the best by validation lies in ``export/best``.
 
     Raises:
-        ConfigError: a model cannot be loaded or made, or does not fit its task or the data.
+        ConfigError: a model cannot be loaded or made, or does not fit its task or the data; or
+            DeepSpeed, which takes one loss a micro-batch, would train.
         DataError: the data cannot be used.
-        EngineError: it was launched under DeepSpeed, which takes one loss a micro-batch.
         RewardError: the task needs detail units of captions, and the package textblob is not
             installed.
     """
     config.check()
     with open_run(config, config.needs) as run:
         if uses_deepspeed(run.accelerator):
-            raise EngineError(
+            raise ConfigError(
                 "reward models do not train under DeepSpeed: take "
                 "configs/accelerate/multi_gpu.yaml"
             )

@@ -59,8 +59,8 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     Raises:
         LaunchError: another number of processes trains than was asked for, or
             ``check_environment``.
-        ConfigError: the mixed precision does not run here, or a tracker is not installed.
-        EngineError: the engine cannot do what ``train`` asks for.
+        ConfigError: the mixed precision or the engine cannot do what ``train`` asks for, or a
+            tracker is not installed.
     """
     check_environment()
     installed = list(map(str, get_available_trackers()))

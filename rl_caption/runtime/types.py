@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from accelerate.utils import recursively_apply
+from accelerate.utils import recursively_apply, send_to_device
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -111,8 +111,8 @@ class Scores:
 
     def to(self, device: torch.device) -> Scores:
         """The scores with their tensors on ``device``."""
-        greedy = None if self.greedy is None else self.greedy.to(device)
-        return Scores(self.samples.to(device), greedy, self.terms)
+        samples, greedy = send_to_device((self.samples, self.greedy), device)
+        return Scores(samples, greedy, self.terms)
 
 
 @dataclass

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.hooks import RemovableHandle
 
-from rl_caption.runtime.errors import UserError
+from rl_caption.runtime.errors import ConfigError
 
 if TYPE_CHECKING:
     from rl_caption.config.schema import TrainConfig
@@ -32,12 +32,6 @@ Moments = Mapping[str, Mapping[str, Tensor]]
 """
 BUCKET_SIZE = 50_000_000
 """Elements of a gradient bucket: 200 MB of float32."""
-
-
-class EngineError(UserError, ValueError):
-    """An engine cannot do what the configuration asks for; the message names both and says what
-    would be right.
-    """
 
 
 def engine_of(accelerator: Accelerator) -> str:
@@ -63,11 +57,11 @@ def configure_deepspeed(
     accelerator: Accelerator, precision: str, train: TrainConfig
 ) -> None:
     """Set DeepSpeed's precision (autocast over float32 weights), optimizer, batch sizes and
-    clipping to those of ``train``. Raises EngineError for what it cannot do.
+    clipping to those of ``train``. Raises ConfigError for what it cannot do.
     """
     engine = engine_of(accelerator)
     if engine in ("plain", "zero0"):
-        raise EngineError(
+        raise ConfigError(
             f"DeepSpeed was asked for, but {engine} runs, which shards nothing: unset "
             "ACCELERATE_USE_CPU and set zero_stage, or take configs/accelerate/multi_gpu.yaml"
         )
@@ -76,7 +70,7 @@ def configure_deepspeed(
     devices = [(zero.get(key) or {}).get("device") for key in OFFLOADS]
     offloads = any(device not in (None, "none") for device in devices)
     if precision == "fp16" or train.grad_clip_value is not None or offloads:
-        raise EngineError(
+        raise ConfigError(
             f"train.mixed_precision fp16, train.grad_clip_value, offload_optimizer and "
             f"offload_param do not work under {engine}: use bf16 and grad_clip_norm"
         )

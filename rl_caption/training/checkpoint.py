@@ -285,11 +285,8 @@ def new_folder(final: Path, replaces: bool = False) -> Iterator[Path]:
             remove_tree(partial)
         if not isinstance(error, WRITE_FAILURES):
             raise
-        place = next(filter(Path.is_dir, partial.absolute().parents))
-        free = shutil.disk_usage(place).free / 1e6
         raise CheckpointError(
-            f"the folder {final} could not be written: {error} ({free:.1f} MB are free on its "
-            "disk): free some space, or name another folder"
+            f"the folder {final} could not be written: {error}"
         ) from error
 
 
@@ -436,8 +433,6 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
 
 def changed_keys(saved: Path, settings: Mapping[str, Any]) -> list[str]:
     """``changed_settings`` of a saved configuration and one as JSON."""
-    if not saved.is_file():
-        return [f"{saved} is missing"]
     before = read_yaml(saved, CheckpointError)
     return changed_settings(computed(before), computed(settings))
 

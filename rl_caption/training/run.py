@@ -65,7 +65,6 @@ from rl_caption.training.checkpoint import (
     save_checkpoint,
     write_run_files,
 )
-from rl_caption.training.optimizer import parameter_groups, schedule_factor
 
 CHECKED_IMAGES = ".checked_images.json"
 """File in the run's folder that lists the image files that were found good."""
@@ -125,7 +124,6 @@ class Run:
         self.decay_every = self.train.decay_every
         if self.train.decay_epochs:
             self.decay_every = self.steps_of(self.train.decay_epochs)
-        self.started = 0.0
 
     def steps_of(self, epochs: float) -> int:
         """Steps of passes over the training images; a batch may span two passes."""
@@ -337,16 +335,25 @@ class Run:
             group["lr"] = self.learning_rate(self.state.global_step)
 
     def learning_rate(self, step: int) -> float:
-        """Learning rate of a step (from 0)."""
-        train = self.train
-        return train.lr * schedule_factor(
-            step,
-            train.schedule,
-            train.warmup_steps,
-            self.max_steps,
-            train.decay,
-            self.decay_every,
-        )
+        """Learning rate of a step (from 0), at most ``train.lr``.
+
+        Linear warm-up, then: ``constant``; ``linear`` or ``cosine`` to 0 at the last step;
+        ``step``, times ``train.decay`` every ``decay_every`` steps; ``noam``, the inverse square
+        root (Vaswani et al. 2017).
+        """
+        train, warmup = self.train, self.train.warmup_steps
+        if step < warmup:
+            return train.lr * (step + 1) / warmup
+        past = step - warmup
+        progress = min(past / max(self.max_steps - warmup, 1), 1.0)
+        factors = {
+            "constant": 1.0,
+            "linear": 1.0 - progress,
+            "cosine": 0.5 * (1.0 + math.cos(math.pi * progress)),
+            "step": train.decay ** (past // self.decay_every),
+            "noam": math.sqrt(max(warmup, 1) / (step + 1)),
+        }
+        return train.lr * factors[train.schedule]
 
     def update(self, log: Averages) -> dict[str, float]:
         """Clip the gradient, update the weights, and return what is logged of it.
@@ -475,6 +482,20 @@ class Run:
             self.model,
             self.optimizer,
         )
+
+
+def parameter_groups(
+    model: nn.Module, weight_decay: float, decays: Callable[[str, Tensor], bool] | None
+) -> list[dict[str, Any]]:
+    """Optimizer groups of (name, parameter), with and without weight decay, none of them
+    empty. ``decays`` tells by name and parameter whether it has decay; None: all have.
+    """
+    groups: dict[float, list[tuple[str, Tensor]]] = {}
+    for name, value in model.named_parameters():
+        if value.requires_grad:
+            decay = weight_decay if decays is None or decays(name, value) else 0.0
+            groups.setdefault(decay, []).append((name, value))
+    return [{"params": group, "weight_decay": decay} for decay, group in groups.items()]
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import yaml
 
 from tests.reward_models_for_tests import reward_model_config
 from tests.training_for_tests import (
+    LONGEST,
     Kill,
     assert_same_run,
     changed,
@@ -103,7 +104,7 @@ def whole_xe(tmp_path_factory):
     file.write_text(yaml.safe_dump(xe_config(folder)))
     command = [sys.executable, "-m", "rl_caption", "xe", "--config", str(file)]
     done = subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=120
+        command, capture_output=True, text=True, check=False, timeout=LONGEST
     )
     assert done.returncode == 0, done.stderr
     return folder

@@ -20,7 +20,6 @@ from rl_caption.runtime.engines import (
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.launch import LaunchError
 from rl_caption.runtime.zero import (
-    EngineError,
     configure_deepspeed,
     prepare,
     without_hooks,
@@ -63,7 +62,7 @@ def test_a_tracker_that_is_not_installed_and_fsdp_are_refused(tmp_path, monkeypa
     ],
 )
 def test_what_deepspeed_cannot_do_is_refused(runs, precision, train, named):
-    with pytest.raises(EngineError, match=named):
+    with pytest.raises(ConfigError, match=named):
         configure_deepspeed(runs, precision, TrainConfig(**train))
 
 

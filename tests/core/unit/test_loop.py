@@ -30,7 +30,6 @@ from rl_caption.training.checkpoint import (
     read_state,
 )
 from rl_caption.training.loop import train
-from rl_caption.training.optimizer import parameter_groups, schedule_factor
 from rl_caption.training.run import NonFiniteError, Run
 from rl_caption.training.validation import decode_candidates
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
@@ -241,15 +240,13 @@ def test_another_reward_or_vocabulary_is_refused_and_only_auto_keeps_the_end_of_
 
 def test_the_optimizer_is_that_of_the_configuration(tmp_path):
     run = run_of(tmp_path, lr=0.5, betas=(0.8, 0.7), weight_decay=0.25)
-    model = nn.Linear(2, 2)
-    model.bias.requires_grad_(False)
-    run.restore(model)
-    (group,) = run.optimizer.param_groups
-    assert (group["lr"], tuple(group["betas"])) == (0.5, (0.8, 0.7))
-    assert (group["weight_decay"], group["param_names"]) == (0.25, ["weight"])
-    groups = parameter_groups(nn.Linear(2, 2), 0.25, lambda name, _: name == "weight")
-    decay = {own["params"][0][0]: own["weight_decay"] for own in groups}
-    assert decay == {"weight": 0.25, "bias": 0.0}
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False))
+    model[1].requires_grad_(False)
+    run.restore(model, decays=lambda name, _: name == "0.weight")
+    groups = run.optimizer.param_groups
+    assert {(own["lr"], *own["betas"]) for own in groups} == {(0.5, 0.8, 0.7)}
+    decay = {own["weight_decay"]: own["param_names"] for own in groups}
+    assert decay == {0.25: ["0.weight"], 0.0: ["0.bias"]}
 
 
 @pytest.mark.parametrize(
@@ -271,19 +268,6 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path, capsys, split, change, 
     other.options.resume = True
     assert restored(other).data
     assert "WARNING" in capsys.readouterr().err
-
-
-def test_an_export_that_is_not_the_checkpoints_is_not_its_best(tmp_path):
-    training = Training(tmp_path, [0.5, 0.1], eval_every=1, max_steps=2)
-    training.fit()
-    longer = Training(tmp_path, max_steps=4, state=training.run.state).run
-    longer.name = "xe"
-    longer.choose_best_by("val/cider", "")
-    assert longer.state.best_metric == 0.5
-    (tmp_path / "export/best/score").write_text("7")
-    longer.choose_best_by("val/cider", "")
-    state = longer.state
-    assert (state.best_metric, state.best_step) == (None, None)
 
 
 def test_ranks_draw_other_dropout_masks_from_equal_weights(tmp_path, monkeypatch):
@@ -458,14 +442,13 @@ def test_a_complete_run_that_goes_on_is_not_complete_until_its_new_end(tmp_path)
         ("noam", {39: 0.5}),
     ],
 )
-def test_warm_up_is_linear_and_decay_begins_at_the_peak(kind, factors):
+def test_warm_up_is_linear_and_decay_begins_at_the_peak(tmp_path, kind, factors):
     """Warm-up of 10 of 100 steps; ``step`` decays by 0.8 every 20."""
-    assert schedule_factor(0, kind, 0, 10) == 1.0
+    options = {"schedule": kind, "max_steps": 100, "decay": 0.8, "decay_every": 20}
+    assert run_of(tmp_path, lr=0.5, **options).learning_rate(0) == 0.5
+    run = run_of(tmp_path, lr=1.0, warmup_steps=10, **options)
     expected = {0: 0.1, 4: 0.5, 9: 1.0} | factors
-    found = {
-        step: schedule_factor(step, kind, 10, 100, decay=0.8, decay_every=20)
-        for step in expected
-    }
+    found = {step: run.learning_rate(step) for step in expected}
     assert found == pytest.approx(expected)
 
 

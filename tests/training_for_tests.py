@@ -201,17 +201,12 @@ def checked_run(config, folder, program="xe", **how):
     return ended
 
 
-def run_arguments(arguments, output, kill_after=None, **how):
-    """Run ``python -m rl_caption ARGUMENTS`` in a fork, killed after so many seconds, and return
-    how it ended.
-    """
+def run_arguments(arguments, output, **how):
+    """Run ``python -m rl_caption ARGUMENTS`` in a fork, and return how it ended."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     process = context.Process(target=_child, args=(arguments, str(output)), kwargs=how)
     process.start()
-    if kill_after is not None:
-        process.join(kill_after)
-        process.kill()
     process.join(LONGEST)
     if process.is_alive():
         process.kill()

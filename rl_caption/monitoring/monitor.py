@@ -53,7 +53,10 @@ class HackingMonitor:
     @property
     def description(self) -> str:
         """One line for the log: the judges."""
-        judges = [f"{name} [{one.signature}]" for name, one in self.judges.items()]
+        judges = [
+            f"{name} [{one.signature}, {one.bounds}]"
+            for name, one in self.judges.items()
+        ]
         said = ", ".join(judges) or "none, only gross signs of hacking are detected"
         return f"monitor: held-out judges, not in the reward: {said}"
 

@@ -11,7 +11,7 @@ from rl_caption.runtime.engines import Averages
 from rl_caption.runtime.launch import stop_requests
 from rl_caption.runtime.types import TrainState, Validation
 from rl_caption.runtime.zero import gathered_parameters
-from rl_caption.training.checkpoint import RESULT, newest_checkpoint, prune
+from rl_caption.training.checkpoint import RESULT, SUMMARY, newest_checkpoint, prune
 from rl_caption.training.run import Run
 
 
@@ -97,10 +97,8 @@ def train(
 def best_so_far(run: Run) -> str:
     """Where ``export/best`` stands, in words."""
     state = run.state
-    return (
-        f"best {state.metric} {state.best_metric:.4f} at step {state.best_step}, in "
-        f"{run.folder / 'export' / 'best'}"
-    )
+    value = f"{state.metric} {state.best_metric:.4f}{SUMMARY.get(state.metric, '')}"
+    return f"best {value} at step {state.best_step}, in {run.folder / 'export/best'}"
 
 
 def finish(run: Run) -> None:

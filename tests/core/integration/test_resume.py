@@ -3,7 +3,6 @@ never was.
 """
 
 import os
-import random
 import re
 import shutil
 import signal
@@ -187,14 +186,6 @@ def test_updates_of_a_rollout_and_schedules_go_on_where_they_were(whole_xe, tmp_
     config = scst_config(folder, start, **options)
     kill_and_start_again(config, folder, "scst", Kill(f"{RUN}.update", 6))
     assert_same_run(folder, whole)
-
-
-def test_killed_again_and_again_at_any_moment(whole_xe, tmp_path):
-    folder, generator = tmp_path / "run", random.Random()
-    for _ in range(6):
-        run(xe_config(folder), folder, kill_after=generator.uniform(0.2, 0.7))
-    checked_run(xe_config(folder), folder)
-    assert_same_run(folder, whole_xe)
 
 
 @pytest.mark.parametrize(

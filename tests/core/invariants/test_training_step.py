@@ -10,10 +10,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from torch import Tensor
 
 from rewards.mixed import MixedReward
-from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.runtime.engines import Averages
 from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst import OBJECTIVES
@@ -21,7 +19,6 @@ from rl_caption.scst.advantages import leave_one_out
 from rl_caption.scst.cross_entropy import CrossEntropyTask, xe_loss
 from rl_caption.scst.objectives import PpoClip, Reinforce, build_objective
 from rl_caption.scst.rollout import sample_captions
-from rl_caption.scst.step import SelfCriticalTask
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import (
     LENGTH,
@@ -35,12 +32,12 @@ from tests.steps_for_tests import (
 
 
 @pytest.fixture
-def captioner() -> TransformerCaptioner:
+def captioner():
     return tiny_captioner()
 
 
 @pytest.fixture
-def batches(captioner) -> list[CaptionBatch]:
+def batches(captioner):
     return batches_of(captioner, 4, 4)
 
 
@@ -54,10 +51,10 @@ class Letters:
     bounds = (-1e9, 1e9)
     signature = "letters"
 
-    def __init__(self, scale: float = 1.0, shift: float = 0.0) -> None:
+    def __init__(self, scale=1.0, shift=0.0):
         self.scale, self.shift = scale, shift
 
-    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+    def __call__(self, prompts, completions, **columns):
         return [
             self.shift + self.scale * sum(map(str.isalpha, text))
             for text in completions
@@ -65,18 +62,18 @@ class Letters:
 
 
 def normalised_task(
-    captioner: TransformerCaptioner,
-    letters: Letters,
-    advantage: str,
-    normalize: Any = "per_term",
-) -> SelfCriticalTask:
+    captioner,
+    letters,
+    advantage,
+    normalize="per_term",
+):
     task = scst_task(captioner, advantage=advantage)
     terms = {"words": (WordCount(), 0.7), "letters": (letters, 0.3)}
     task.reward = MixedReward(terms, normalize=normalize)
     return task
 
 
-def perturbed(captioner: TransformerCaptioner) -> torch.nn.Module:
+def perturbed(captioner):
     """A frozen reference policy that differs from the captioner's."""
     other = tiny_captioner(seed=9)
     with torch.no_grad():
@@ -97,10 +94,8 @@ def test_two_micro_batches_of_four_are_one_of_eight(captioner, reduction, terms)
         terms = terms | {"ref_policy": perturbed(captioner)}
     task = scst_task(captioner, loss_reduction=reduction, **terms)
     whole = gradient(captioner, task, batches_of(captioner, 8, 8))
-    loss, captions = (
-        task.log.reduce(task.accelerator)["loss/total"],
-        [s["samples"] for s in task.samples],
-    )
+    loss = task.log.reduce(task.accelerator)["loss/total"]
+    captions = [record["samples"] for record in task.samples]
     split = gradient(captioner, task, batches_of(captioner, 8, 4))
     assert [s["samples"] for s in task.samples] == captions
     assert task.log.reduce(task.accelerator)["loss/total"] == pytest.approx(
@@ -110,11 +105,11 @@ def test_two_micro_batches_of_four_are_one_of_eight(captioner, reduction, terms)
 
 
 def trained(
-    captioner: TransformerCaptioner,
-    batches: list[CaptionBatch],
-    steps: int,
-    **options: Any,
-) -> list[Tensor]:
+    captioner,
+    batches,
+    steps,
+    **options,
+):
     """Weights after some steps of plain gradient descent from those of ``captioner``, which stays
     as it is.
     """
@@ -129,7 +124,7 @@ def trained(
     return [parameter.detach() for parameter in captioner.policy.parameters()]
 
 
-def largest_difference(one: list[Tensor], other: list[Tensor]) -> float:
+def largest_difference(one, other):
     return max(
         float((a - b).detach().abs().max()) for a, b in zip(one, other, strict=True)
     )
@@ -345,11 +340,11 @@ def test_samples_equal_to_the_greedy_caption_give_no_gradient(captioner):
 
 
 def naive_loss(
-    captioner: TransformerCaptioner,
-    task: SelfCriticalTask,
-    batch: CaptionBatch,
-    step: int,
-) -> Tensor:
+    captioner,
+    task,
+    batch,
+    step,
+):
     """REINFORCE with a leave-one-out baseline, KL (k2) and cross-entropy, one caption and one token
     at a time.
     """
@@ -399,19 +394,19 @@ def naive_loss(
 
 
 def allowed_logprobs(
-    captioner: TransformerCaptioner,
-    policy: Any,
-    inputs: dict[str, Tensor],
-    prefix: Tensor,
-    temperature: float = 1.0,
-) -> Tensor:
+    captioner,
+    policy,
+    inputs,
+    prefix,
+    temperature=1.0,
+):
     logits = policy(**inputs, decoder_input_ids=prefix).logits[0, -1]
     allowed = torch.ones(len(logits), dtype=torch.bool)
     allowed[list(captioner.forbidden)] = False
     return (logits / temperature).masked_fill(~allowed, -torch.inf).log_softmax(-1)
 
 
-def naive_cross_entropy(captioner: TransformerCaptioner, batch: CaptionBatch) -> Tensor:
+def naive_cross_entropy(captioner, batch):
     total, tokens = torch.zeros(()), 0
     for image, row in enumerate(batch.rows):
         one = {key: value[image : image + 1] for key, value in batch.inputs.items()}

@@ -292,6 +292,7 @@ def test_validation_decodes_without_dropout_and_leaves_the_policy_as_it_was():
 
 
 def logged(folder, key):
+    """Step -> value."""
     return {line["step"]: line[key] for line in lines(folder) if key in line}
 
 
@@ -453,30 +454,16 @@ def test_warm_up_is_linear_and_decay_begins_at_the_peak(tmp_path, kind, factors)
 
 
 @pytest.mark.parametrize(
-    ("options", "steps"),
-    [
-        ({"decay_every": 7}, 7),
-        ({"decay_epochs": 0.25}, 12),
-        ({"decay_epochs": 0.001}, 1),
-    ],
-)
-def test_epochs_between_decays_become_steps(tmp_path, options, steps):
-    """An epoch of 100 images has 50 steps."""
-    run = Training(tmp_path, decay=0.5, schedule="step", **options).run
-    assert run.learning_rate(steps - 1) == 1.0
-    assert run.learning_rate(steps) == 0.5
-
-
-@pytest.mark.parametrize(
     ("images", "steps", "half", "validated"),
     [(100, 500, 25, 50), (3, 15, 1, 2), (1, 10, 1, 1)],
 )
 def test_epochs_are_passes_over_all_images(tmp_path, images, steps, half, validated):
     """In batches of 2, which may span two epochs: of 3 images, 10 epochs are 15 steps."""
     sizes = {"rows": ROWS * images, "batch_size": min(2, images)}
-    run = run_of(tmp_path, epochs=10, **sizes)
+    run = run_of(tmp_path, epochs=10, decay_epochs=0.5, **sizes)
     assert run.max_steps == steps
     assert run.eval_every == run.save_every == validated
+    assert run.decay_every == half
     assert run_of(tmp_path, epochs=0.5, **sizes).max_steps == half
 
 

@@ -78,10 +78,9 @@ def test_with_few_images_more_standard_errors_are_asked_for():
     # 1.645 of the normal.
     assert needed_errors(1.6449, 10) == pytest.approx(1.833, abs=1e-3)
     assert needed_errors(1.6449, 2) == pytest.approx(6.314, abs=1e-2)
-    assert [needed_errors(3.0, images) for images in (100, 5000)] == [3.0, 3.0]
-    assert 3.0 < needed_errors(3.0, 99) < 3.1
+    assert needed_errors(3.0, 100) == 3.0 < needed_errors(3.0, 99) < 3.1
     assert needed_errors(3.0, 1) == math.inf
-    assert [needed_errors(0.0, images) for images in (1, 2, 200)] == [0.0, 0.0, 0.0]
+    assert needed_errors(0.0, 1) == needed_errors(0.0, 2) == 0.0
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, False), (6, False), (20, True)])
@@ -195,8 +194,8 @@ def test_a_policy_that_collapsed_or_left_its_start_is_evidence_where_asked_for(
 
 
 def test_the_paired_difference_of_a_case_worked_by_hand():
-    difference, error = paired_difference([2.0, 4.0, 3.0], [1.0, 1.0, 1.0])
-    assert (difference, error) == (2.0, pytest.approx(1 / math.sqrt(3)))
+    found = paired_difference([2.0, 4.0, 3.0], [1.0, 1.0, 1.0])
+    assert found == (2.0, pytest.approx(1 / math.sqrt(3)))
     assert paired_difference([2.0], [1.0]) == (1.0, 0.0)
     with pytest.raises(ValueError, match="zip"):
         alarm(judge=SCORES[:-1])

@@ -72,9 +72,11 @@ class Probe:
         return [0.5] * len(completions)
 """
 SCORE = ["score", "--reward", "threads_probe:Probe", "--captions", "captions.json"]
+MODULE = ["-m", "rl_caption", *SCORE]
+SCRIPT = [str(REPOSITORY / "scripts/score.py"), *SCORE[1:]]
 
 
-def threads_of(folder, **variables):
+def threads_of(command, folder, **variables):
     """Start a program that scores with a reward; OMP_NUM_THREADS and torch's number of threads in
     each of its processes, and the spin counts that libgomp said it read.
     """
@@ -83,7 +85,7 @@ def threads_of(folder, **variables):
     own = {name: value for name, value in os.environ.items() if "OMP_" not in name}
     own |= {"PYTHONPATH": str(REPOSITORY), "OMP_DISPLAY_ENV": "verbose"}
     done = subprocess.run(
-        [sys.executable, "-m", "rl_caption", *SCORE],
+        [sys.executable, *command],
         cwd=folder,
         env=own | variables,
         capture_output=True,
@@ -97,6 +99,6 @@ def threads_of(folder, **variables):
 @pytest.mark.skipif(sys.platform != "linux", reason="torch has libgomp on Linux")
 def test_a_program_sets_them_before_torch_is_loaded(tmp_path):
     cores = granted_cores()
-    assert threads_of(tmp_path) == ([f"{cores} {cores}"], {SPIN_COUNT})
+    assert threads_of(MODULE, tmp_path) == ([f"{cores} {cores}"], {SPIN_COUNT})
     variables = {"OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "7"}
-    assert threads_of(tmp_path, **variables) == (["1 1"], {"7"})
+    assert threads_of(MODULE, tmp_path, **variables) == (["1 1"], {"7"})

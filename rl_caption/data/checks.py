@@ -234,12 +234,12 @@ def check_data(
             _check_row(entry, row, found, check_images, needs, forms)
             entries.append(entry)
     others = list(_other_splits(data, splits))
-    owners: list[tuple[_Entry, Any]] = [(entry, entry.features) for entry in entries]
-    if check_images:
-        owners += [(entry, entry.file) for entry in entries]
-        sizes = {entry.size for entry in entries if check_pixels} - {None}
-        owners += [(entry, entry.file) for entry in others if entry.size in sizes]
-    owners = [owner for owner in owners if owner[1] is not None]
+    sizes = {entry.size for entry in entries if check_images and check_pixels}
+    owners: list[tuple[_Entry, Any]] = []
+    for entry in entries:
+        files = [entry.features, entry.file if check_images else None]
+        owners += [(entry, file) for file in files if file is not None]
+    owners += [(entry, entry.file) for entry in others if entry.size in sizes - {None}]
     items = (item for _, item in owners)
     verdicts = verify(items, read=check_pixels, cache=cache)
     for entry, item in owners:

@@ -67,33 +67,31 @@ def _read_file(path: str, values: bool) -> Any:
             return SimpleNamespace(shape=np.lib.format.read_array_header_1_0(file)[0])
 
 
+@dataclass(eq=False)
 class Hdf5File:
     """An HDF5 file with a dataset per image. Each process opens the file for itself when it first
     reads from it; an open file is not carried into another process.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._opened: dict[int, Any] = {}
-        self._file()
+    path: Path
+    opened: dict[int, Any] = field(default_factory=dict, repr=False)
+    """Process -> the file as that process has opened it."""
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle, without the open file."""
-        return {"path": self.path, "_opened": {}}
+        return {"path": self.path, "opened": {}}
 
     def _file(self) -> Any:
         process = os.getpid()
-        if process not in self._opened:
+        if process not in self.opened:
             # In a fork of the process that opened the file, that handle is closed first: while it is
             # open here, the HDF5 library would answer with the same open file, whose descriptor and
             # position the processes share.
-            self._opened.clear()
+            self.opened.clear()
             import h5py
 
-            with naming(str(self.path), (OSError,), DataError):
-                file = h5py.File(self.path, "r", locking=False)
-            self._opened[process] = file
-        return self._opened[process]
+            self.opened[process] = h5py.File(self.path, "r", locking=False)
+        return self.opened[process]
 
     def read(self, key: str, values: bool) -> Any:
         """Read as ``_read_file`` does."""
@@ -136,10 +134,9 @@ class ImageFeatures:
         Raises ``DataError`` where they are missing or unreadable, or a shape is wrong, or a value
         is not finite. Missing features are never replaced by zeros or noise.
         """
-        stored = self._read(True)
+        stored = self._read(True, dim)
         with naming(self.where, UNREADABLE_ARRAY, DataError, (DataError,)):
             values = finite(stored.reshape(-1, stored.shape[-1]), self.where)
-        check_width(values.shape, dim, self.where)
         return values[: self.options.max_regions]
 
     def check(self) -> int:
@@ -151,16 +148,17 @@ class ImageFeatures:
         path = self.place if self.file is None else self.file.path
         return [*file_stamp(path), repr(self.options)]
 
-    def _read(self, values: bool) -> Any:
+    def _read(self, values: bool, dim: int | None = None) -> Any:
         """The array or its header: [R, D], or a grid [H, W, D] with R = H·W."""
         with naming(self.where, UNREADABLE_ARRAY, DataError):
             read = _read_file if self.file is None else self.file.read
             stored = read(self.place, values)
         shape = stored.shape or ()  # None of an empty HDF5 dataset
         if len(shape) not in (2, 3) or 0 in shape:
-            expected = "expected [regions, features] or a grid [H, W, features]"
-            raise DataError(f"{self.where}: the shape is {list(shape)}, {expected}")
-        check_width(shape, self.options.dim, self.where)
+            wanted = "expected [regions, features] or a grid [H, W, features]"
+            raise DataError(f"{self.where}: the shape is {list(shape)}, {wanted}")
+        for size in (self.options.dim, dim):
+            check_width(shape, size, self.where)
         return stored
 
 

@@ -161,27 +161,25 @@ class _Annotated(NamedTuple):
 def _annotated(content: Any, path: str | Path, by: IdKey) -> Iterator[_Annotated]:
     """Yield the images of a parsed file, whose layout is recognised by its keys."""
     check_type(content, dict | list[dict], str(path))
-    is_line = isinstance(content, dict) and isinstance(content.get("image"), str)
-    lines = [content] if is_line else content
-    if isinstance(lines, list):
-        for index, line in enumerate(lines, start=1):
+    by_id = by == "image_id"
+    if isinstance(content, dict) and isinstance(content.get("image"), str):
+        content = [content]
+    if isinstance(content, list):
+        for index, line in enumerate(content, start=1):
             if "captions" in line:
                 yield _Annotated(line.get(by), line["captions"])
                 continue
             split, row = read_row(line, f"{path}, row {index}", Path(path).parent)
-            file = str(row["image"])
-            key = row["image_id"] if by == "image_id" else Path(file).name
-            yield _Annotated(
-                key, row["references"], split if "split" in line else "", file
-            )
+            split, file = split if "split" in line else "", str(row["image"])
+            key = row["image_id"] if by_id else Path(file).name
+            yield _Annotated(key, row["references"], split, file)
     elif "annotations" in content:
-        key = "id" if by == "image_id" else "file_name"
         for image, captions in coco_records(content, path):
-            yield _Annotated(image.get(key), captions)
+            yield _Annotated(image.get("id" if by_id else "file_name"), captions)
     elif isinstance(content.get("images"), list):
         for split, row in karpathy_rows(content, path):
-            name = row["image_id"] if by == "image_id" else Path(str(row["image"])).name
-            yield _Annotated(name or None, row["references"], split)
+            key = row["image_id"] if by_id else Path(str(row["image"])).name
+            yield _Annotated(key, row["references"], split)
     else:
         for name, captions in content.items():
             yield _Annotated(name, captions)

@@ -203,7 +203,8 @@ def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Split
                 if checked:
                     split, row = item.pop("split"), item
                 else:
-                    number, place = f"{part}/{index}", f"{where}, row {index}"
+                    number = os.path.join(part, str(index))
+                    place = f"{where}, row {index}"
                     split, row = read_row(item, place, keys=ROW_KEYS, number=number)
                 yield part or split, row if is_listed else pickle.dumps(row)
 

@@ -125,7 +125,7 @@ def test_keys_of_an_hdf5_file(tmp_path):
         refused(image(path, absent), rf"image '{absent}' \(.*, key {absent}\).*COCO_5")
     (tmp_path / "no.hdf5").write_bytes(b"not at all")
     with pytest.raises(DataError, match=r"no\.hdf5"):
-        image(tmp_path / "no.hdf5")
+        image(tmp_path / "no.hdf5").check()
 
 
 def test_features_that_were_never_or_partly_written_are_refused(tmp_path):

@@ -140,3 +140,9 @@ def test_references_are_looked_up_by_the_same_names(tmp_path):
         path = str(make(tmp_path, "Train", "val", "validation", "test").path)
         assert len(read_references(path, "val")) == 2
         assert len(read_references(path, "train")) == 1
+
+
+def test_an_image_in_memory_is_named_by_its_place():
+    row = {"image": Image.new("RGB", (8, 8)), "references": ["a"]}
+    assert [one["image_id"] for one in rows_of([row, row])["train"]] == ["0", "1"]
+    assert rows_of({"val": [row]})["val"][0]["image_id"] == "val/0"

@@ -56,8 +56,8 @@ def parts(image, text):
 @pytest.mark.parametrize(
     ("values", "keys"),
     [
-        ({"task": "distill"}, ("teacher.name", "distill")),
-        ({"data": {"features_root": "x"}}, ("data.features_root",)),
+        ({"task": "distill"}, ("teacher is not set",)),
+        ({"task": "distill", "teacher": {}}, ("teacher.name is not set",)),
         ({"train": {"lr": -1}}, ("train.lr", "-1")),
         ({"task": "positive_augmented"}, ("train.trainable", "model.init")),
         (

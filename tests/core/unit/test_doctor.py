@@ -121,6 +121,30 @@ def test_what_a_configuration_lacks_is_said(tmp_path, capsys, changes, name, mes
 
 
 @pytest.mark.parametrize(
+    ("program", "word", "module"),
+    [
+        ("scst", "--reward.terms={bertscore: {}}", "bert_score"),
+        ("scst", "--reward.terms={mine: {target: clipscore}}", "open_clip"),
+        ("scst", "--reward.terms={vlm_judge: {kwargs: {endpoint: x}}}", "openai"),
+        ("scst", "--model={init: a/SmolVLM, lora: {r: 4}}", "peft and num2words"),
+        ("xe", "--run.trackers=[tensorboard]", "tensorboard"),
+        ("xe", "--data={path: a, features_root: a.hdf5}", "h5py"),
+        ("xe", "--data={format: hub, path: a/b}", "datasets"),
+        ("reward_model", "--model.name=ViT-B-32", "open_clip"),
+        ("reward_model", "--model={image: {encoder: x}, text: {encoder: y}}", None),
+    ],
+)
+def test_what_a_configuration_imports_is_looked_for(program, word, module, monkeypatch):
+    monkeypatch.setattr(doctor, "find_spec", lambda name: None)
+    config = doctor.load(program, ["--data.format=scenes", word])
+    stage = doctor.Stage(program, program, [word], config)
+    said = [f.value for f in doctor.preflight([stage], rows=False) if f.fatal]
+    expected = [] if module is None else [f"{module} not installed"]
+    found = [text.partition(":")[0] for text in said if "not installed" in text]
+    assert found == expected
+
+
+@pytest.mark.parametrize(
     "wrapped",
     [
         ModuleNotFoundError("Could not import module 'PreTrainedModel'"),

@@ -222,12 +222,12 @@ def checked_arguments(arguments, output, **how):
     return ended.output
 
 
-def run_together(count, config, folder, program, **how):
+def run_together(count, config, folder, program, *how, **named):
     """Run the program in ``count`` processes; ``how`` as in ``run_arguments_together``."""
     file = folder.with_name(f"{folder.name}.yaml")
     file.write_text(yaml.safe_dump(config))
     words = [program, "--config", str(file)]
-    return run_arguments_together(count, words, folder, **how)
+    return run_arguments_together(count, words, folder, *how, **named)
 
 
 def run_arguments_together(

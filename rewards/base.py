@@ -132,15 +132,14 @@ def _place_in_user_code(raised: BaseException) -> tuple[str, str] | None:
     neither of this package nor of Python nor of an installed package that is no target; None where
     there is none.
     """
-    frames = list(traceback.walk_tb(raised.__traceback__))
-    modules = [str(frame.f_globals.get("__name__")) for frame, _ in frames]
-    if isinstance(raised, SystemExit) and modules[-1].split(".")[0] in PACKAGES:
-        return None  # asked for by a signal
-    for module, (frame, number) in zip(modules[::-1], frames[::-1], strict=True):
+    for frame, number in reversed(list(traceback.walk_tb(raised.__traceback__))):
+        module = str(frame.f_globals.get("__name__"))
+        is_ours = module.split(".")[0] in PACKAGES
+        if is_ours and isinstance(raised, SystemExit):
+            return None  # asked for by a signal
         file = frame.f_code.co_filename
         packages = {"site-packages", "dist-packages"} & set(Path(file).parts)
         installed = packages or file.startswith((*_PYTHON, "<frozen"))
-        is_ours = module.split(".")[0] in PACKAGES
         if not is_ours and (module in TARGETS or not installed):
             line = linecache.getline(file, number).strip()
             return module, f"{file}, line {number}: {line}"

@@ -29,8 +29,9 @@ class Length:
     bounds = (0.0, 1000.0)
     scored = 0
 
-    def __call__(self, prompts, completions, *, image, image_id):
+    def __call__(self, prompts, completions, **columns):
         Length.scored += len(completions)
+        assert len(columns["image"]) == len(columns["image_id"]) == len(completions)
         return list(map(float, map(len, completions)))
 
 

@@ -1,1 +1,1 @@
-"""Programs, their command lines and errors; the only folder that knows the parser library."""
+"""Programs and their command lines: configurations, pipelines, what a command needs, errors."""

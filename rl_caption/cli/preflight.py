@@ -64,20 +64,19 @@ class Finding(NamedTuple):
 
 def preflight(stages: Sequence[Stage], rows: bool = True) -> Iterator[Finding]:
     """Yield what each stage needs: processes, extras, models and, with ``rows``, its data."""
-    read = set()
+    looked_at: list[Any] = []
     for index, stage in enumerate(stages):
         before = stages[:index]
         findings = [*_process_findings(stage), *_package_findings(stage)]
         if not findings:
             findings += _model_findings(stage, before)
         source = stage.values.get("data.path")
-        made = starts_from([source], before)
-        if made:
+        data = [stage.sections.get("data"), *rewards_of(stage.sections)]
+        if made := starts_from([source], before):
             findings.append(Finding("data", f"{source}, which {made[-1]} makes"))
-        elif rows and hasattr(stage.config, "train"):
-            key = repr([stage.config.data, *rewards_of(stage.sections)])
-            findings += [] if key in read else _row_findings(stage)
-            read.add(key)
+        elif rows and hasattr(stage.config, "train") and data not in looked_at:
+            looked_at.append(data)
+            findings += _row_findings(stage)
         for finding in findings:
             named = f"{stage.name}: {finding.name}" if len(stages) > 1 else finding.name
             yield finding._replace(name=named)

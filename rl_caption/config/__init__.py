@@ -1,1 +1,1 @@
-"""Configuration: dataclasses with the ranges of their values, checks, and what is built from them."""
+"""Configuration: pydantic models, which check themselves, and what is built from them."""

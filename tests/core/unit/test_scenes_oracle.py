@@ -56,6 +56,8 @@ above two blue stars is a red circle                           | 6  6  6  0  8
 above two blue stars there is a red circle                     | 6  6  6  0  9
 a red circle with two blue stars below it                      | 6  6  6  0  9
 a red circle with two blue stars above it                      | 5  6  5  0  9
+a red circle left of a blue star                               | 5  5  4  0  8  of one star, so not what the scene's fact says
+blue circles                                                   | 1  3  1  0  2  two that are not blue, so one is meant
 a star left of a star                                          | 2  2  1  0  6  there are two, side by side
 a circle above a square                                        | 1  3  1  0  5
 the red circle is above the stars and left of the green circle | 8  8  7  0 13

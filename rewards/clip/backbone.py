@@ -6,8 +6,6 @@ students, that of the text encoder for a ``PretrainedDual``.
 """
 
 import json
-import logging
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -35,9 +33,9 @@ from rewards.clip.preprocessing import (
     pixels,
     preprocessing_of,
 )
-from rewards.clip.pretrained import UNLOADABLE, ClipText, Texts, clip_texts
+from rewards.clip.pretrained import UNLOADABLE, ClipText, Texts
 from rewards.clip.student import LCLIP
-from rewards.devices import DTYPES, chunks, default_device, is_main_process
+from rewards.devices import DTYPES, chunks, default_device
 from rewards.images import ImageSource
 from rewards.model_files import (
     ask_hub,
@@ -48,7 +46,6 @@ from rewards.model_files import (
 )
 from rewards.registry import ADDRESSES, CHECKPOINTS
 
-logger = logging.getLogger(__name__)
 WEIGHT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 SORTED_BATCHES = 16
 """Captions tokenised and sorted by length at a time, over ``batch_size``. They are then encoded in
@@ -70,7 +67,6 @@ class Network:
     """Ids [N, L] -> embeddings of their tokens [N, L, D]; None where the text tower tells none."""
     note: str = ""
     """For the signature, after the name of the weights."""
-    long_layout: bool = False
 
 
 class FrozenEncoder:
@@ -91,7 +87,7 @@ class FrozenEncoder:
         self.preprocessing = network.preprocessing
         self.texts = network.texts
         self.context_length = network.texts.context_length
-        self.long_layout = network.long_layout
+        self.long_layout = getattr(network.model, "long_layout", False)
         """Whether the file has the layout of Long-CLIP's and SPECS's released weights."""
         self.has_tokens = network.encode_tokens is not None
         """Whether the text tower gives an embedding of every token (``encode_tokens``)."""
@@ -101,12 +97,12 @@ class FrozenEncoder:
             network.preprocessing,
             options.precision,
         )
-        label = Path(self.name).name if Path(self.name).is_dir() else self.name
+        path = Path(self.name)
+        label = path.name if path.is_dir() else self.name
         if self.pretrained:
             label += f"/{Path(self.pretrained).name}"
-        parts = [label, self.fingerprint[:12], options.precision, network.note]
-        if not options.truncate:
-            parts.append("no truncation")
+        cut = "" if options.truncate else "no truncation"
+        parts = [label, self.fingerprint[:12], options.precision, network.note, cut]
         self.signature = ",".join(filter(None, parts))
 
     def encode_images(
@@ -159,7 +155,7 @@ class FrozenEncoder:
             lengths = torch.full((len(ids),), ids.shape[1])
             if self.texts.trims:
                 lengths = self.texts.encoder.lengths(ids)
-            most = batch_size * ids.shape[1]
+            most = batch_size * self.context_length
             groups.append(embed_by_length(encode, ids, lengths, most).cpu())
         return torch.cat(groups) if groups else torch.zeros(0, 0)
 
@@ -175,14 +171,11 @@ class FrozenEncoder:
         pooled state, so the embedding of the token that is pooled is the embedding of the caption.
         Raises as ``encode_texts``.
         """
-        encode = self.network.encode_tokens
+        encode: Any = self.network.encode_tokens
         embedded = []
-        assert encode is not None, "has_tokens is asked first"
         for batch in chunks(texts, self._options.batch_size, "embedding tokens"):
             ids = self.token_ids(list(batch))
             lengths = self.texts.encoder.lengths(ids)
-            if self.texts.trims:
-                ids = ids[:, : int(lengths.max())]
             rows = self._embed(encode, ids).cpu()
             for tokens, row, end in zip(ids, rows, lengths.tolist(), strict=True):
                 embedded.append((tokens[:end], row[:end]))
@@ -200,7 +193,7 @@ class FrozenEncoder:
                         f"caption {text!r:.80} has {count} tokens, {self.name} reads "
                         f"{self.context_length}: shorten it, or score with truncate=True"
                     )
-        return self.texts.encoder.tokenize(texts, self.context_length)
+        return self.texts(texts)
 
 
 def load_frozen_encoder(
@@ -230,11 +223,16 @@ def load_encoder(options: EncoderOptions) -> CachedEncoder:
 
 def _load(options: EncoderOptions, device: str) -> Network:
     name = str(options.backbone)
-    pretrained = options.pretrained
-    label = f"{name!r}" + (f" with weights {pretrained!r}" if pretrained else "")
+    label = f"backbone {name!r} with pretrained {options.pretrained!r}"
+    has_weights = Path(name).is_dir() or name.startswith("hf-hub:")
     try:
+        if has_weights == bool(options.pretrained):
+            raise ValueError(
+                "an architecture needs 'pretrained', a tag of open_clip or a file; a folder and a "
+                "model of the hub have their own weights: leave 'pretrained' out"
+            )
         if Path(name).is_dir() and not Path(name, "open_clip_config.json").is_file():
-            loaded = _load_folder(name, options)
+            loaded = _load_folder(name)
         else:
             loaded = _load_open_clip(name, options)
         dtype = getattr(torch, DTYPES[options.precision])
@@ -244,35 +242,21 @@ def _load(options: EncoderOptions, device: str) -> Network:
             f"{label} needs {error.name}: pip install 'rl-caption[clip]'"
         ) from error
     except (*UNLOADABLE, EOFError, AssertionError, UnpicklingError) as error:
-        raise ValueError(f"backbone {label} cannot be loaded: {error}") from error
+        raise ValueError(f"{label} cannot be loaded: {error}") from error
     return loaded
 
 
-def _load_folder(folder: str, options: EncoderOptions) -> Network:
+def _load_folder(folder: str) -> Network:
     """A model of this package: a dual of pretrained encoders, or a student."""
-    if options.pretrained or options.tuned_from:
-        raise ValueError(
-            "a folder has its own weights: leave 'pretrained' and 'tuned_from' out"
-        )
-    if has_model_type(folder, MODEL_TYPE):
-        dual = PretrainedDual.from_pretrained(folder)
-        return Network(
-            model=dual,
-            preprocessing=dual.preprocessing,
-            texts=Texts(dual.text_encoder, dual.context_length),
-            architecture=repr(dual.config),
-            encode_text=dual.encode_text,
-            encode_tokens=dual.encode_tokens,
-        )
-    student = LCLIP.from_pretrained(folder)
-    config = student.config
+    is_dual = has_model_type(folder, MODEL_TYPE)
+    model: Any = (PretrainedDual if is_dual else LCLIP).from_pretrained(folder)
     return Network(
-        model=student,
-        preprocessing=student.image.preprocessing,
-        texts=clip_texts(config.context_length, config.pad_attention == "masked"),
-        architecture=repr(config) + (config.image_encoder or ""),
-        encode_text=student.encode_text,
-        encode_tokens=student.text.encode_tokens,
+        model,
+        model.preprocessing,
+        model.texts,
+        repr(model.config),
+        model.encode_text,
+        model.encode_tokens,
     )
 
 
@@ -302,18 +286,8 @@ def _load_open_clip(name: str, options: EncoderOptions) -> Network:
     if Path(name).is_dir():
         check_folder(Path(name))
         name = f"local-dir:{name}"
-    model, note, layout = _open_clip_model(name, options)
-    preprocessing = preprocessing_of(model.visual)
+    model, note = _open_clip_model(name, options)
     config = open_clip.get_model_config(name) or {}
-    if layout == "plain" and is_main_process():
-        logger.info(
-            "%s does not record activation and preprocessing. Those of %s are used: %s and mean "
-            "%s. OpenAI's weights need QuickGELU (ViT-B-32-quickgelu)",
-            options.pretrained,
-            name,
-            "QuickGELU" if config.get("quick_gelu") else "GELU",
-            preprocessing.mean,
-        )
     tokenizer = open_clip_tokenizer(name)
     # A text tower of Transformers was trained on fewer tokens than it has positions, and may not
     # say how many it has.
@@ -322,12 +296,11 @@ def _load_open_clip(name: str, options: EncoderOptions) -> Network:
     causal = isinstance(model, open_clip.CLIP) and is_causal(model)
     network = Network(
         model=model,
-        preprocessing=preprocessing,
+        preprocessing=preprocessing_of(model.visual),
         texts=Texts(ClipText(tokenizer, context_length), context_length, causal),
         architecture=repr(model) + json.dumps(config, sort_keys=True),
         encode_text=model.encode_text,
         note=note,
-        long_layout=layout == "long",
     )
     if causal:
         network.encode_text = partial(causal_features, model)
@@ -335,30 +308,18 @@ def _load_open_clip(name: str, options: EncoderOptions) -> Network:
     return network
 
 
-def _open_clip_model(name: str, options: EncoderOptions) -> tuple[Any, str, str]:
-    """A model of open_clip; a note for signatures; the layout of a file, "" where it is no file or
-    a tuned one.
-    """
+def _open_clip_model(name: str, options: EncoderOptions) -> tuple[Any, str]:
+    """A model of open_clip, and a note for signatures."""
     import open_clip
 
     pretrained = options.pretrained
     tuned_from = options.tuned_from
-    own = f"open_clip_config.json of {name}"
-    if name.startswith(("hf-hub:", "local-dir:")):
-        if pretrained is not None:
-            raise ValueError("it has its own weights: leave 'pretrained' out")
+    if pretrained is None:
         if name.startswith("hf-hub:"):
             ask_hub(name.removeprefix("hf-hub:"), "open_clip_config.json")
-        check_open_clip(open_clip.get_model_config(name) or {}, own)
-        return open_clip.create_model(name, require_pretrained=True), "", ""
-    if pretrained is None:
-        raise ValueError(
-            "an architecture needs 'pretrained': a tag of open_clip or a file"
-        )
-    tag: dict[str, Any] = open_clip.get_pretrained_cfg(name, pretrained)
-    # The tag tells the activation; the architecture ViT-B-32 alone would run OpenAI's weights with
-    # another one.
-    quick_gelu = bool(tag and tag.get("quick_gelu"))
+        config = open_clip.get_model_config(name) or {}
+        check_open_clip(config, f"open_clip_config.json of {name}")
+        return open_clip.create_model(name, require_pretrained=True), ""
     file = Path(pretrained)
     if file.suffix in CHECKPOINTS and not file.is_file():
         address = ADDRESSES.get(file.name)
@@ -368,14 +329,14 @@ def _open_clip_model(name: str, options: EncoderOptions) -> tuple[Any, str, str]
     if tuned_from is None and architecture == name and file.is_file():
         tuned_from = start  # for any score: the architecture may have another activation and mean
     if tuned_from is not None:
-        return load_tuned(name, file, tuned_from), f"tuned from {tuned_from}", ""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="QuickGELU mismatch")
-        if file.is_file():
-            model, layout = load_file(name, file, quick_gelu)
-            return model, "", layout
-        ask_for_weights(name, pretrained)
-        model = open_clip.create_model(
-            name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True
-        )
-    return model, "", ""
+        return load_tuned(name, file, tuned_from), f"tuned from {tuned_from}"
+    if file.is_file():
+        return load_file(name, file), ""
+    ask_for_weights(name, pretrained)
+    # The tag tells the activation; the architecture ViT-B-32 alone would run OpenAI's weights with
+    # another one.
+    quick_gelu = open_clip.get_pretrained_cfg(name, pretrained).get("quick_gelu", False)
+    model = open_clip.create_model(
+        name, pretrained, force_quick_gelu=quick_gelu, require_pretrained=True
+    )
+    return model, ""

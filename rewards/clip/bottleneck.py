@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from rewards.base import Reward, as_texts, checked_scores, naming
+from rewards.base import Reward, as_texts, checked_scores
 from rewards.clip.backbone import load_frozen_encoder
 from rewards.devices import Precision, chunks, default_device
 from rewards.frozen_model import FrozenModel, load_frozen
@@ -89,10 +89,8 @@ class Bottleneck(nn.Module):
         """Load a folder that ``save_pretrained`` wrote. Raises as ``read_config`` and
         ``load_weights``.
         """
-        return load_weights(
-            Bottleneck(read_config(BottleneckConfig, Path(path), MODEL_TYPE)),
-            Path(path),
-        )
+        config = read_config(BottleneckConfig, Path(path), MODEL_TYPE)
+        return load_weights(Bottleneck(config), Path(path))
 
 
 class CaptionWriter:
@@ -301,10 +299,13 @@ class SemanticBottleneck:
         similarity_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         self._similarity = load_similarity(similarity, similarity_kwargs or {}, "sba")
-        lengths = {"num_beams": num_beams, "max_new_tokens": max_new_tokens}
-        check_values(Count, batch_size=batch_size, **lengths)
-        with naming(f"sba: the folder {model!r} cannot be loaded", (OSError,)):
-            bottleneck = Bottleneck.from_pretrained(model)
+        check_values(
+            Count,
+            num_beams=num_beams,
+            max_new_tokens=max_new_tokens,
+            batch_size=batch_size,
+        )
+        bottleneck = Bottleneck.from_pretrained(model)
         config = bottleneck.config
         device = default_device(device)
         self._encoder = load_frozen_encoder(
@@ -331,11 +332,9 @@ class SemanticBottleneck:
                     f"one of fingerprint {expected}: name that one"
                 )
         weights = f"{fingerprint(bottleneck.state_dict())[:12]},{frozen.weights},{self._encoder.signature}"
-        compared = ""
-        if similarity != "edit_distance":
-            compared = f",{self._similarity.signature}"
+        compared = self._similarity.signature
         self.signature = (
-            f"SBA[{weights},beams{num_beams},{max_new_tokens} tokens{compared}]"
+            f"SBA[{weights},beams{num_beams},{max_new_tokens} tokens,{compared}]"
         )
         self._bottleneck = bottleneck.to(device).eval().requires_grad_(False)
         self._writer = CaptionWriter(frozen, config.ending)
@@ -352,9 +351,8 @@ class SemanticBottleneck:
         scores = [0.0] * len(texts)
         written = [row for row, text in enumerate(texts) if text.strip()]
         order = sorted(written, key=lambda row: len(texts[row]))
-        for batch in chunks(
-            order, self.batch_size, "captions through the semantic bottleneck"
-        ):
+        what = "captions through the semantic bottleneck"
+        for batch in chunks(order, self.batch_size, what):
             captions = [" ".join(texts[row].split()) for row in batch]
             rewritten = self.rewrite([texts[row] for row in batch])
             best = best_similarities(self._similarity, captions, rewritten)

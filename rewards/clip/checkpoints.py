@@ -11,22 +11,21 @@
 Positions count tokens of CLIP's BPE, start and end included.
 """
 
+import logging
 import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rewards.base import naming
+from rewards.devices import is_main_process
 from rewards.model_files import check_state, read_state, state_shapes
 
-Layout = Literal["archive", "long", "plain"]
-"""Of a file: OpenAI's TorchScript archive, Long-CLIP's and SPECS's two tables of positions, or
-weights by key alone.
-"""
 KEEP = 20
 """Positions that Long-CLIP leaves as they are: most captions that CLIP was trained on end before.
 """
@@ -37,6 +36,7 @@ ALPHA = 1.0
 """Numerator of the scale alpha / r of low-rank updates in PAC-S++, which files do not tell; its r
 is 4.
 """
+logger = logging.getLogger(__name__)
 _ARCHIVE_KEYS = ("input_resolution", "context_length", "vocab_size")
 """Keys of OpenAI's archives that are no weights."""
 _FACTOR = re.compile(r"(?P<owner>.+)(?P<joint>_|\.)lora_(?P<factor>[AB])")
@@ -91,36 +91,39 @@ def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> Non
     tower.context_length = model.context_length = tower.num_pos = context_length
 
 
-def load_file(name: str, path: Path, quick_gelu: bool = False) -> tuple[Any, Layout]:
-    """Build the architecture ``name`` with the weights of a file and its number of positions; also
-    return its layout.
+def load_file(name: str, path: Path) -> Any:
+    """Build the architecture ``name`` with the weights of a file and its number of positions.
 
     (open_clip by itself would silently resize the table of positions.) Raises as ``read_state``,
     and ``RuntimeError`` for weights that do not fit.
     """
     import open_clip
 
-    model: Any
     if _is_torchscript(path):  # OpenAI's, with its own architecture and activation
-        model = open_clip.load_openai_model(str(path), precision="fp32", device="cpu")
-        return model, "archive"
-    options: dict[str, Any] = {"force_quick_gelu": quick_gelu}
+        return open_clip.load_openai_model(str(path), precision="fp32", device="cpu")
+    shape: Any = open_clip.get_model_config(name) or {}
+    options: dict[str, Any] = {}
     if path.suffix not in (".npz", ".npy"):  # big_vision's, which open_clip converts
         state = read_state(path)
         if POSITIONS_FROM_KEEP in state:
-            return _load_long(name, state), "long"
-        shape: Any = open_clip.get_model_config(name) or {}
+            return _load_long(name, state)
+        if is_main_process():
+            logger.info(
+                "%s does not tell its activation: that of %s is %s (OpenAI's is QuickGELU)",
+                path,
+                name,
+                "QuickGELU" if shape.get("quick_gelu") else "GELU",
+            )
         table = state.get(POSITIONS, state.get(f"text.{POSITIONS}"))
         # A class token has a row of its own.
         if table is not None and not shape.get("text_cfg", {}).get("embed_cls"):
             options["force_context_length"] = len(table)
-        model = open_clip.create_model(name, pretrained_image=False, **options)
+        model: Any = open_clip.create_model(name, pretrained_image=False, **options)
         if state_shapes(model.state_dict()) == state_shapes(state):
             model.load_state_dict(state)
-            return model, "plain"
+            return model
     # Other layouts, and images of another size.
-    model = open_clip.create_model(name, str(path), require_pretrained=True, **options)
-    return model, "plain"
+    return open_clip.create_model(name, str(path), require_pretrained=True, **options)
 
 
 def _is_torchscript(path: Path) -> bool:
@@ -153,31 +156,20 @@ def _load_long(name: str, state: dict[str, Tensor]) -> Any:
     from open_clip.model import convert_weights_to_lp
 
     later = state.pop(POSITIONS_FROM_KEEP)
-    if POSITIONS not in state or state[POSITIONS].shape != later.shape:
-        raise ValueError(
-            "position tables of a Long-CLIP checkpoint: expected two of one shape"
-        )
     state[POSITIONS] = torch.cat([state[POSITIONS][:KEEP], later[KEEP:]])
     options: dict[str, Any] = {"force_context_length": len(later)}
     model: Any = open_clip.create_model(
         name, force_quick_gelu=True, pretrained_image=False, **options
     )
-    model.load_state_dict(_floats(state))
+    model.load_state_dict(state)
     convert_weights_to_lp(model, torch.float16)
+    model.long_layout = True
     return model.float()
-
-
-def _floats(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state dict whose floating-point tensors are float32."""
-    return {
-        key: value.float() if value.is_floating_point() else value
-        for key, value in state.items()
-    }
 
 
 def merge_low_rank(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Add the low-rank updates (alpha / r) B A of a state dict to its weights W; r is the rank.
-    Returns the float32 state dict without factors.
+    Returns the state dict without factors.
 
     For W [out, in], A is [r, in] and B [out, r]. For a kernel [out, in, k, k], A is [r k, in k] and
     B [out k, r k], and their product [out k, in k] is reshaped row by row.
@@ -190,7 +182,7 @@ def merge_low_rank(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """
     merged: dict[str, Tensor] = {}
     factors: dict[str, dict[str, Tensor]] = {}
-    for key, value in _floats(state).items():
+    for key, value in state.items():
         match = _FACTOR.fullmatch(key)
         if match is None:
             merged[key] = value
@@ -201,18 +193,12 @@ def merge_low_rank(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         what = f"low-rank update of {weight}"
         if weight not in merged or len(pair) != 2:
             raise ValueError(f"{what}: a factor or the weight is missing")
-        a = pair["A"]
-        b = pair["B"]
         shape = merged[weight].shape
-        side = shape[-1] if len(shape) == 4 else 1
-        expected = [(len(a), shape[1:].numel() // side), (shape[0] * side, len(a))]
-        if [a.shape, b.shape] != expected or not len(a) or len(a) % side:
-            raise ValueError(
-                f"{what}: A is {[*a.shape]} and B {[*b.shape]} for a weight {[*shape]}"
-            )
+        rank = len(pair["A"]) / (shape[-1] if len(shape) == 4 else 1)
         if not _MLP.fullmatch(weight):
-            delta = (b.float() @ a.float()).reshape(shape)
-            merged[weight] = merged[weight] + delta * (ALPHA * side / len(a))
+            with naming(what, (RuntimeError,)):
+                delta = (pair["B"].float() @ pair["A"].float()).reshape(shape)
+            merged[weight] = merged[weight] + delta * (ALPHA / rank)
     return merged
 
 

@@ -31,8 +31,8 @@ def harmonic_mean(scores: Floats, agreements: Floats) -> Floats:
     formula leaves open.
     """
     total = scores + agreements
-    divisor = np.where(total != 0, total, 1.0)
-    return np.where(total != 0, 2 * scores * agreements / divisor, 0.0)
+    none = np.zeros_like(total)
+    return np.divide(2 * scores * agreements, total, out=none, where=total != 0)
 
 
 class ClipScore:

@@ -25,6 +25,7 @@ from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import (
     ImageEncoder,
     TextEncoder,
+    Texts,
     example_output,
     load_part,
     local_encoder,
@@ -83,13 +84,13 @@ class Head(nn.Module):
         self.linear = nn.Linear(width, embed_dim)
         self.mlp = None
         if hidden:
-            layers = [
+            self.mlp = nn.Sequential(
                 nn.Dropout(dropout),
                 nn.Linear(width, hidden),
                 nn.GELU(),
                 nn.Dropout(dropout),
-            ]
-            self.mlp = nn.Sequential(*layers, nn.Linear(hidden, embed_dim))
+                nn.Linear(hidden, embed_dim),
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
@@ -141,9 +142,10 @@ class PretrainedDual(nn.Module):
         return self.image_encoder.preprocessing
 
     @property
-    def context_length(self) -> int:
-        """Longest caption in tokens."""
-        return min(self.config.context_length, self.text_encoder.context_length)
+    def texts(self) -> Texts:
+        """From captions to the token ids that the text encoder reads."""
+        longest = min(self.config.context_length, self.text_encoder.context_length)
+        return Texts(self.text_encoder, longest)
 
     def text_features(self, ids: Tensor) -> Tensor:
         """The text encoder's pooled states [B, D] of ids [B, L]."""

@@ -102,7 +102,8 @@ class EmScore(ClipScore):
                 "a student or a dual encoder of pretrained parts"
             )
         self.bounds = (-0.5, 1.0)
-        self._idf: Mapping[int, float] | None = None
+        self._idf: Mapping[int, float] = {}
+        self._unseen = 1.0
         weighted = "no idf"
         if captions is not None:
             ids = self.encoder.token_ids([self.prefix + text for text in captions])
@@ -149,11 +150,9 @@ class EmScore(ClipScore):
         embedded = {}
         encoded = self.encoder.encode_tokens(prefixed)
         for (text, whole), (ids, tokens) in zip(pairs, encoded, strict=True):
-            weights = np.ones(len(ids))
-            if self._idf is not None:
-                weights = np.array(
-                    [self._idf.get(token, self._unseen) for token in ids.tolist()]
-                )
+            weights = np.array(
+                [self._idf.get(token, self._unseen) for token in ids.tolist()]
+            )
             if weights.sum() <= 0:
                 raise RewardError(
                     f"reward {self.__name__!r}: all tokens of {text!r:.80} have the weight 0"

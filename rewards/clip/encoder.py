@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rewards.base import RewardError
 from rewards.devices import Precision, chunks
 from rewards.files import CheckedFiles
-from rewards.images import Frames, ImageSource, check_frames, frames_of, image_identity
+from rewards.images import Frames, ImageSource, frames_of, image_identity
 from rewards.options import Count, check_values
 
 if TYPE_CHECKING:
@@ -118,8 +118,12 @@ class EncoderOptions:
 
     def __post_init__(self) -> None:
         check_values(Precision, precision=self.precision)
-        for name in ("batch_size", "cache_images", "cache_references"):
-            check_values(Count, **{name: getattr(self, name)})
+        check_values(
+            Count,
+            batch_size=self.batch_size,
+            cache_images=self.cache_images,
+            cache_references=self.cache_references,
+        )
 
 
 class EmbeddingCache:
@@ -238,20 +242,10 @@ class CachedEncoder:
 
     def _encode(self, images: Sequence[ImageSource | Frames]) -> Embeddings:
         videos = [frames_of(image) for image in images]
-        try:
-            every = list(chain.from_iterable(videos))
-            rows: Embeddings = self.encoder.encode_images(every).numpy()
-        except RewardError:
-            for frames in videos:
-                if len(frames) > 1:
-                    check_frames(frames)
-            raise
-        if len(rows) == len(images):
-            return rows
+        every = list(chain.from_iterable(videos))
+        rows: Embeddings = self.encoder.encode_images(every).numpy()
         ends = np.cumsum([len(frames) for frames in videos])
-        return np.stack(
-            [mean_embedding(frame_rows) for frame_rows in np.split(rows, ends[:-1])]
-        )
+        return np.stack(list(map(mean_embedding, np.split(rows, ends[:-1]))))
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
         """Return embeddings [N, D] of length 1, float32, not cached. Raises as the encoder and
@@ -271,9 +265,8 @@ def check_finite(rows: Embeddings, items: Sequence[Any], item_name: str) -> None
     """
     bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if len(bad):
-        item = items[bad[0]]
-        name = repr(str(item)) if isinstance(item, str | Path) else f"{item!r:.80}"
-        raise RewardError(f"{item_name} {name} has an embedding that is not finite")
+        name = f"{item_name} {items[bad[0]]!r:.200}"
+        raise RewardError(f"{name} has an embedding that is not finite")
 
 
 def mean_embedding(rows: Embeddings) -> Embeddings:

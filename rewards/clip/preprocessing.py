@@ -2,12 +2,11 @@
 similar length.
 """
 
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, product
-from typing import Any
+from itertools import chain
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,6 +15,7 @@ from torch import Tensor
 
 from rewards.base import RewardError, naming
 from rewards.images import ImageSource, open_image
+from rewards.options import Size, check_fields
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -30,20 +30,18 @@ class Preprocessing:
     channel.
     """
 
-    size: int = 224
+    size: Size = 224
     """Height and width in pixels."""
     mean: tuple[float, ...] = CLIP_MEAN
     std: tuple[float, ...] = CLIP_STD
-    interpolation: str = "bicubic"
-    """``bicubic`` or ``bilinear``."""
-    resize: str | int = "shortest"
+    interpolation: Literal["bicubic", "bilinear"] = "bicubic"
+    resize_mode: Literal["shortest", "squash"] = "shortest"
     """``shortest``: the shorter side becomes ``size``, and the centre is cropped; ``squash``: both
-    sides become ``size``; a number: the shorter side becomes so many pixels before the crop.
+    sides become ``size``.
     """
-    floor_crop: bool = field(default=False, repr=False)
-    """Round a margin of the crop with half a pixel down, as Transformers does, instead of to an
-    even number.
-    """
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def __call__(self, image: Image.Image) -> Tensor:
         """Pixels [3, size, size], float32, of an image in its own mode."""
@@ -52,26 +50,22 @@ class Preprocessing:
     def square(self, image: Image.Image) -> Tensor:
         """The resized and cropped RGB image [3, size, size], uint8."""
         method = Image.Resampling[self.interpolation.upper()]
-        if self.resize == "squash":
+        if self.resize_mode == "squash":
             image = image.resize((self.size, self.size), method)
         else:
             width, height = image.size
-            shorter = self.size if isinstance(self.resize, str) else self.resize
             # The longer side is rounded down, as CLIP's own resize does.
-            scaled = int(shorter * max(width, height) / min(width, height))
-            target = (shorter, scaled) if width <= height else (scaled, shorter)
+            longer = int(self.size * max(width, height) / min(width, height))
+            target = (self.size, longer) if width <= height else (longer, self.size)
             if target != image.size:
                 image = image.resize(target, method)
-            rounded = math.floor if self.floor_crop else round
-            left, top = (rounded((side - self.size) / 2) for side in image.size)
+            left, top = (round((side - self.size) / 2) for side in image.size)
             image = image.crop((left, top, left + self.size, top + self.size))
         return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
     def normalise(self, square: Tensor) -> Tensor:
         """Pixels [3, size, size], float32, of a uint8 image of that shape."""
-        mean, std = (
-            torch.tensor(channels).view(3, 1, 1) for channels in (self.mean, self.std)
-        )
+        mean, std = torch.tensor([self.mean, self.std])[:, :, None, None]
         return (square.float() / 255 - mean) / std
 
 
@@ -96,18 +90,13 @@ def preprocessing_of(visual: Any) -> Preprocessing:
     """
     config = getattr(visual, "preprocess_cfg", None) or {"size": visual.image_size}
     sides = {*np.ravel(config["size"]).tolist()}
-    resize = config.get("resize_mode", "shortest")
-    interpolation = config.get("interpolation", "bicubic")
-    if (len(sides), resize, interpolation) not in product(
-        [1], ["shortest", "squash"], ["bicubic", "bilinear"]
-    ):
-        raise ValueError(
-            f"preprocessing {config} is not supported: expected a square, resized by 'shortest' or "
-            f"'squash', bicubic or bilinear"
-        )
-    mean = tuple(config.get("mean", CLIP_MEAN))
-    std = tuple(config.get("std", CLIP_STD))
-    return Preprocessing(int(sides.pop()), mean, std, interpolation, resize)
+    return Preprocessing(
+        sides.pop() if len(sides) == 1 else config["size"],
+        tuple(config.get("mean", CLIP_MEAN)),
+        tuple(config.get("std", CLIP_STD)),
+        config.get("interpolation", "bicubic"),
+        config.get("resize_mode", "shortest"),
+    )
 
 
 class WordTokens:
@@ -140,14 +129,10 @@ class WordTokens:
         """
         start = self.tokenizer.sot_token_id
         end = self.tokenizer.eot_token_id
-        rows = [
-            [start, *self.encode(text)[: context_length - 2], end] for text in texts
-        ]
-        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
-        ids = np.zeros((len(rows), context_length), np.int64)
-        ids[np.arange(context_length) < lengths[:, None]] = np.fromiter(
-            chain.from_iterable(rows), np.int64
-        )
+        ids = np.zeros((len(texts), context_length), np.int64)
+        for row, text in zip(ids, texts, strict=True):
+            tokens = [start, *self.encode(text)[: context_length - 2], end]
+            row[: len(tokens)] = tokens
         return torch.from_numpy(ids)
 
 

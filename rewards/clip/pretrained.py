@@ -16,11 +16,12 @@ Shapes: B batch, S pixels of a side, H x W cells of a grid, L tokens, D width of
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from PIL import Image
 from torch import Tensor, nn
 
 from rewards.base import naming
@@ -101,7 +102,7 @@ class TransformersImage(nn.Module):
                 "a ViTMAEModel masks patches at random, also in evaluation"
             )
         processor = AutoImageProcessor.from_pretrained(name, backend="pil", **options)
-        self.preprocessing = preprocessing_from(processor.to_dict())
+        self.preprocessing = preprocessing_from(processor)
         self.built_from = (self.model.config, processor)
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -127,7 +128,7 @@ class OpenClipImage(nn.Module):
 
         super().__init__()
         architecture, _, tag = name.partition("/")
-        config = open_clip.get_pretrained_cfg(architecture, tag) if tag else {}
+        config = open_clip.get_pretrained_cfg(architecture, tag)
         options: dict[str, Any] = {}
         if vision_cfg:
             shape = open_clip.get_model_config(architecture) or {}
@@ -136,7 +137,7 @@ class OpenClipImage(nn.Module):
             architecture,
             tag if pretrained else None,
             require_pretrained=pretrained,
-            force_quick_gelu=bool(config and config.get("quick_gelu")),
+            force_quick_gelu=config.get("quick_gelu", False),
             **options,
         )
         self.model = clip.visual
@@ -353,19 +354,13 @@ def local_encoder(name: str, folder: Path) -> str:
     open_clip, or what the user trusts (``rewards.trust``).
 
     Raises:
-        ValueError: it is anything else, or ``folder`` is missing.
+        ValueError: it is anything else.
     """
     library = name.partition(":")[0]
-    what = f"{folder.name} in {folder.parent / 'config.json'}"
     if library == "transformers":
-        if not folder.is_dir():
-            raise ValueError(
-                f"{what} is {name!r:.200}: its folder {folder} is missing. Copy the whole model "
-                "again"
-            )
         return f"transformers:{folder}"
     if library != "open_clip":
-        check_trusted(name, what)
+        check_trusted(name, f"{folder.name} in {folder.parent / 'config.json'}")
     return name
 
 
@@ -408,12 +403,7 @@ def _attend_both_ways(model: Any, count: int) -> None:
     Raises:
         ValueError: there are fewer blocks, or a token of one still does not see a later one.
     """
-    prefixes = _blocks(model)
-    if len(prefixes) < count:
-        raise ValueError(
-            f"it has {len(prefixes)} blocks: bidirectional_blocks cannot be {count}"
-        )
-    for prefix in prefixes[-count:]:
+    for prefix in _last_blocks(model, count):
         for attention in model.get_submodule(prefix.rstrip(".")).modules():
             if getattr(attention, "is_causal", False) is True:
                 # Decides where there is no mask, as without padding.
@@ -445,54 +435,34 @@ def _padding_mask_alone(
     return args, kwargs
 
 
-def preprocessing_from(values: Mapping[str, Any]) -> Preprocessing:
-    """The ``Preprocessing`` that is equal to an image processor of Transformers with this
-    configuration.
+@dataclass(frozen=True)
+class ProcessorPixels(Preprocessing):
+    """Pixels that an image processor of Transformers makes of RGB images."""
 
-    Raises:
-        ValueError: there is none, because the processor pads, say, or its output is not square.
-    """
-    size = values.get("size") or {}
-    crop = values.get("crop_size") or {}
-    shortest = size.get("shortest_edge")
-    crops = values.get("do_center_crop")
-    height = size.get("height")
-    width = size.get("width")
-    resize: str | int | None = None
-    if values.get("crop_pct") is not None and shortest is not None:
-        # ConvNeXt and ResNet.
-        height = width = shortest
-        resize = int(shortest / values["crop_pct"]) if shortest < 384 else "squash"
-    elif crops and shortest is not None:
-        height = crop.get("height")
-        width = crop.get("width")
-        resize = int(shortest)
-    elif height == width and (not crops or crop.get("height") == height):
-        resize = "squash"
-    method = {None: "bilinear", 2: "bilinear", 3: "bicubic"}.get(values.get("resample"))
-    scaled = math.isclose(values.get("rescale_factor") or 1 / 255, 1 / 255)
-    does_both = values.get("do_resize", True) and values.get("do_rescale", True)
-    is_plain = does_both and scaled and not values.get("do_pad")
-    if (
-        resize is None
-        or height is None
-        or height != width
-        or method is None
-        or not is_plain
-    ):
-        named = ("size", "crop_size", "resample", "rescale_factor", "do_pad")
-        raise ValueError(
-            f"its image processor has { {name: values.get(name) for name in named} }: expected a "
-            f"resize to a square, or a centre crop after it"
-        )
-    mean = [0.0] * 3
-    std = [1.0] * 3
-    if values.get("do_normalize", True):
-        mean = values["image_mean"]
-        std = values["image_std"]
-    return Preprocessing(
-        int(height), tuple(mean), tuple(std), method, resize, floor_crop=True
-    )
+    settings: str = ""
+    """All that the processor is made from."""
+    processor: Any = field(default=None, repr=False, compare=False)
+
+    def square(self, image: Image.Image) -> Tensor:
+        rgb = image.convert("RGB")
+        batch = self.processor(rgb, do_rescale=False, do_normalize=False)
+        return torch.from_numpy(batch["pixel_values"][0])
+
+
+def preprocessing_from(processor: Any) -> Preprocessing:
+    """The preprocessing of an image processor. Raises ``ValueError`` if its output is not square."""
+    settings = str(processor.to_dict())
+    example = Image.new("RGB", (64, 48))
+    _, height, width = ProcessorPixels(processor=processor).square(example).shape
+    if height != width:
+        raise ValueError(f"its image processor makes no square images: {settings}")
+    # ``normalise`` divides by 255 first.
+    scale = 255 * processor.rescale_factor if processor.do_rescale else 255
+    channels = [[0.0] * 3, [1.0] * 3]
+    if processor.do_normalize:
+        channels = [processor.image_mean, processor.image_std]
+    mean, std = (tuple(value / scale for value in each) for each in channels)
+    return ProcessorPixels(height, mean, std, settings=settings, processor=processor)
 
 
 @torch.enable_grad()
@@ -511,26 +481,18 @@ def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
     """
     encoder.requires_grad_(blocks is None)
     if blocks:
-        prefixes = _blocks(encoder)
-        if len(prefixes) < blocks:
-            raise ValueError(
-                f"it has {len(prefixes)} blocks: {blocks} cannot be trained"
-            )
+        first = _last_blocks(encoder, blocks)[0]
         is_open = False
         for name, parameter in encoder.named_parameters():
-            is_open |= name.startswith(prefixes[-blocks])
+            is_open |= name.startswith(first)
             parameter.requires_grad_(is_open)
-    opened = {
-        name: own for name, own in encoder.named_parameters() if own.requires_grad
-    }
+    opened = [own for own in encoder.parameters() if own.requires_grad]
     if opened:
         output = example_output(encoder).sum()
-        gradients = torch.autograd.grad(output, [*opened.values()], allow_unused=True)
-        for (name, own), gradient in zip([*opened.items()], gradients, strict=True):
-            if gradient is None:
-                own.requires_grad_(False)
-                del opened[name]
-    return [*opened]
+        gradients = torch.autograd.grad(output, opened, allow_unused=True)
+        for own, gradient in zip(opened, gradients, strict=True):
+            own.requires_grad_(gradient is not None)
+    return [name for name, own in encoder.named_parameters() if own.requires_grad]
 
 
 def _is_pooler(name: str) -> bool:
@@ -541,8 +503,10 @@ def _is_pooler(name: str) -> bool:
     return ".pooler." in owners or ".attnpool." in owners or name == "model.proj"
 
 
-def _blocks(encoder: nn.Module) -> list[str]:
-    """Prefixes of the parameters of each block, in order."""
+def _last_blocks(encoder: nn.Module, count: int) -> list[str]:
+    """Prefixes of the parameters of the last ``count`` blocks, in order. ``ValueError`` where there
+    are fewer.
+    """
 
     def size(module: nn.Module) -> int:
         # Without vocabularies, which outweigh all layers.
@@ -551,18 +515,20 @@ def _blocks(encoder: nn.Module) -> list[str]:
             own.numel() for layer in layers for own in layer.parameters(recurse=False)
         )
 
-    sizes = {}
+    sizes = {"": 0}
     for name, module in encoder.named_modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):
             sizes[name] = size(module)
-    parent = max(sizes, key=lambda name: sizes[name], default="")
-    if 4 * sizes.get(parent, 0) <= size(encoder):
-        return []
+    parent = max(sizes, key=sizes.__getitem__)
     blocks = []
-    for name, child in encoder.get_submodule(parent).named_children():
-        if not all(_is_pooler(f"{name}.{own}") for own, _ in child.named_parameters()):
-            blocks.append(f"{parent}.{name}.")
-    return blocks
+    if 4 * sizes[parent] > size(encoder):
+        for name, child in encoder.get_submodule(parent).named_children():
+            names = [f"{name}.{own}" for own, _ in child.named_parameters()]
+            if not all(map(_is_pooler, names)):
+                blocks.append(f"{parent}.{name}.")
+    if len(blocks) < count:
+        raise ValueError(f"it has {len(blocks)} blocks, not {count}")
+    return blocks[-count:]
 
 
 def example_output(encoder: Any) -> Tensor:

@@ -13,6 +13,7 @@ block N tokens, H heads, D head width, W tower width.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +25,8 @@ from torch import Tensor, nn
 from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import (
     ImageEncoder,
+    Texts,
+    clip_texts,
     example_output,
     load_part,
     local_encoder,
@@ -69,13 +72,13 @@ class LCLIPConfig:
     image_repeats: Size = 2
     """Number of times in a row that each block runs."""
     image_qkv_bias: bool = True
-    image_encoder: str | None = field(default=None, repr=False)
+    image_encoder: str | None = None
     """A frozen image encoder (``rewards.clip.pretrained``) whose grid of features replaces the
     patches: a hybrid (Dosovitskiy et al. 2021, section 3.1), for datasets that are too small to
     learn from pixels. Its own preprocessing is then used, and ``image_size`` and ``patch_size`` are
     ignored.
     """
-    image_encoder_kwargs: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    image_encoder_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of ``image_encoder`` if it is a class."""
     vocab_size: Size = 49408
     """EOT has to be the largest id of a caption, as in CLIP's vocabulary: text is pooled at the
@@ -113,6 +116,11 @@ class LCLIPConfig:
                     f"{whole} {getattr(self, whole)} is not a multiple of {unit} "
                     f"{getattr(self, unit)}"
                 )
+
+    @property
+    def texts(self) -> Texts:
+        """From captions to the token ids that the text tower reads."""
+        return clip_texts(self.context_length, self.pad_attention == "masked")
 
 
 def head_mixed_attention(
@@ -182,10 +190,12 @@ class SharedBlock(nn.Module):
         self.norm1 = nn.ModuleList(nn.LayerNorm(width) for _ in range(repeats))
         self.attn = SharedAttention(width, heads, repeats, qkv_bias)
         self.norm2 = nn.ModuleList(nn.LayerNorm(width) for _ in range(repeats))
-        self.mlp = nn.Sequential()  # with an exact GELU
-        self.mlp.add_module("fc1", nn.Linear(width, mlp_ratio * width))
-        self.mlp.add_module("gelu", nn.GELU())
-        self.mlp.add_module("fc2", nn.Linear(mlp_ratio * width, width))
+        layers = OrderedDict(
+            fc1=nn.Linear(width, mlp_ratio * width),
+            gelu=nn.GELU(),  # exact
+            fc2=nn.Linear(mlp_ratio * width, width),
+        )
+        self.mlp = nn.Sequential(layers)
 
     def forward(self, x: Tensor, blocked: Tensor | None = None) -> Tensor:
         for repeat in range(self.repeats):
@@ -221,25 +231,27 @@ class ImageStudent(nn.Module):
     ``patch_embed.weight``, ``cls_token`` and ``pos_embed`` correspond to the teacher's
     ``conv1.weight``, ``class_embedding`` and ``positional_embedding``; the last two have leading
     dimensions of 1 here. If the configuration names an image encoder, its features are the patches;
-    ``encoder`` is that encoder, if it is loaded already.
+    ``folder`` is that of a saved student, from whose files the encoder is built.
     """
 
-    def __init__(self, config: LCLIPConfig, encoder: Any = None) -> None:
+    def __init__(self, config: LCLIPConfig, folder: Path | None = None) -> None:
         super().__init__()
         self.config = config
         width = config.image_width
         patch = config.patch_size
         cells = (config.image_size // patch) ** 2
         self.patch_embed: nn.Module
-        if config.image_encoder is None:
+        encoder: Any = None
+        name = config.image_encoder
+        if name is None:
             # Keeps torch's initialisation, as in the released code, where it is then copied from
             # the teacher.
             self.patch_embed = nn.Conv2d(3, width, patch, stride=patch)
         else:
-            if encoder is None:
-                encoder = load_part(
-                    ImageEncoder, config.image_encoder, config.image_encoder_kwargs
-                )
+            if folder is not None:
+                name = local_encoder(name, folder / "image_encoder")
+            kwargs = config.image_encoder_kwargs
+            encoder = load_part(ImageEncoder, name, kwargs, folder is None)
             _, rows, columns, depth = example_output(encoder).shape
             self.patch_embed = nn.Linear(depth, width)
             cells = rows * columns
@@ -252,7 +264,7 @@ class ImageStudent(nn.Module):
         nn.init.trunc_normal_(self.pos_embed, std=INIT_STD)
         self.apply(init_linear)
         # After the initialisation, which is not of its layers.
-        self.encoder: Any = encoder and encoder.requires_grad_(False)
+        self.encoder = encoder and encoder.requires_grad_(False)
 
     @property
     def preprocessing(self) -> Preprocessing:
@@ -269,15 +281,7 @@ class ImageStudent(nn.Module):
         return self
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Embed normalised pixels [B, 3, S, S] as [B, E]; embeddings are not normalised.
-
-        Raises ``ValueError`` for other shapes, for which a smaller image would otherwise be read.
-        """
-        size = self.preprocessing.size
-        if tuple(pixels.shape[1:]) != (3, size, size):
-            raise ValueError(
-                f"pixels have shape {list(pixels.shape)}: expected [B, 3, {size}, {size}]"
-            )
+        """Embed normalised pixels [B, 3, S, S] as [B, E]; embeddings are not normalised."""
         if self.encoder is None:
             patches = self.patch_embed(pixels).flatten(2).mT
         else:
@@ -318,20 +322,17 @@ class TextStudent(nn.Module):
         return self.head(self.norm(self.states(ids)))
 
     def states(self, ids: Tensor) -> Tensor:
-        """States [B, L, W] of token ids [B, L], before the last norm. Raises ``ValueError`` for ids
-        of another shape.
+        """States [B, L, W] of token ids [B, L], before the last norm.
 
         A row is SOT, tokens, EOT (its largest id), padding. With ``pad_attention: masked`` L is at
         most ``context_length`` and padding may be any smaller id; with ``full``, where both change
-        the embedding, L is ``context_length`` and padding is id 0.
+        the embedding, L is ``context_length``, else ``ValueError``, and padding is id 0.
         """
         longest = self.config.context_length
         masked = self.config.pad_attention == "masked"
-        lengths = range(1 if masked else longest, longest + 1)
-        if ids.ndim != 2 or ids.shape[1] not in lengths:
+        if not masked and ids.shape[1] != longest:
             raise ValueError(
-                f"ids have shape {list(ids.shape)}: expected [B, {lengths[0]} to {longest}] with "
-                f"pad_attention {self.config.pad_attention!r}"
+                f"ids have shape {list(ids.shape)}: expected [B, {longest}] with pad_attention full"
             )
         end = ids.argmax(dim=-1)
         positions = torch.arange(ids.shape[1], device=ids.device)
@@ -345,11 +346,23 @@ class TextStudent(nn.Module):
 class LCLIP(nn.Module):
     """The L-CLIP model: an image tower and a text tower. Embeddings are not normalised."""
 
-    def __init__(self, config: LCLIPConfig | None = None, encoder: Any = None) -> None:
+    def __init__(
+        self, config: LCLIPConfig | None = None, folder: Path | None = None
+    ) -> None:
         super().__init__()
         self.config = config or LCLIPConfig()
-        self.image = ImageStudent(self.config, encoder)
+        self.image = ImageStudent(self.config, folder)
         self.text = TextStudent(self.config)
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        """From an image to the pixels that the image tower reads."""
+        return self.image.preprocessing
+
+    @property
+    def texts(self) -> Texts:
+        """From captions to the token ids that the text tower reads."""
+        return self.config.texts
 
     def encode_image(self, pixels: Tensor) -> Tensor:
         """Embed normalised pixels [B, 3, S, S] as [B, E]."""
@@ -358,6 +371,10 @@ class LCLIP(nn.Module):
     def encode_text(self, ids: Tensor) -> Tensor:
         """Embed token ids [B, L] as [B, E]; see ``TextStudent.forward``."""
         return self.text(ids)
+
+    def encode_tokens(self, ids: Tensor) -> Tensor:
+        """Embed every token of ids [B, L] as [B, L, E]."""
+        return self.text.encode_tokens(ids)
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write ``model.safetensors`` and ``config.json`` to the folder ``path``, which is created
@@ -390,6 +407,4 @@ def load_student(
     if config.image_encoder is None or model_class is TextStudent:
         with torch.device("meta"):  # no weight is initialised
             return load_weights(model_class(config), folder)
-    name = local_encoder(config.image_encoder, folder / "image_encoder")
-    encoder = load_part(ImageEncoder, name, config.image_encoder_kwargs, False)
-    return load_weights(model_class(config, encoder), folder)  # type: ignore[call-arg]
+    return load_weights(model_class(config, folder), folder)  # type: ignore[call-arg]

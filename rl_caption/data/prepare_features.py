@@ -6,7 +6,6 @@ import base64
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,7 @@ def encode_features(config: Any) -> tuple[int, int]:
         "encoder": encoder,
         "kwargs": config.kwargs,
         "dtype": dtype,
-        "preprocessing": asdict(network.preprocessing),
+        "preprocessing": repr(network.preprocessing),
         "weights": fingerprint(network.state_dict()),
     }
     record = json.loads(json.dumps(record))  # tuples become lists

@@ -115,14 +115,6 @@ def sampled_sentences(
     return " ".join(sentences[index] for index in chosen)
 
 
-def chance(share: float, what: str, row: Row, seed: int, step: int) -> bool:
-    """True with probability ``share``: a pure function of (seed, step, ``what``, image id)."""
-    if share in (0, 1):
-        return share == 1
-    generator = row_generator(seed, step, f"{what}/{row['image_id']}")
-    return float(generator.random()) < share
-
-
 @dataclass(frozen=True)
 class Addition:
     """What a task adds to a batch of B pairs.
@@ -196,9 +188,12 @@ class PairCollate:
             batch.targets["image_group"] = _groups(ids)
         for name, whole in pairs.texts.items():
             texts = []
-            for text, (row, step) in zip(whole, items, strict=True):
-                plain = chance(self.plain_captions, "plain", row, self.seed, step)
-                texts.append(" ".join(tokenize(text)) if plain else text)
+            for text, image_id, step in zip(whole, ids, steps, strict=True):
+                if self.plain_captions:
+                    draws = row_generator(self.seed, step, f"plain/{image_id}")
+                    if draws.random() < self.plain_captions:
+                        text = " ".join(tokenize(text))
+                texts.append(text)
             assert self.tokens is not None
             batch.inputs[name] = self.tokens(texts)
             if self.groups:

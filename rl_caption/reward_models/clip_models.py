@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, NonNegativeInt, model_validator
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ from rl_caption.config.reward_models import (
     PartConfig,
     RewardModelConfig,
 )
+from rl_caption.config.schema import EvalConfig
 from rl_caption.reward_models.batch import PairCollate, PixelCache
 from rl_caption.reward_models.encoders import (
     TrainedEncoder,
@@ -33,7 +34,6 @@ from rl_caption.reward_models.encoders import (
 from rl_caption.reward_models.task import EmbeddingTask
 from rl_caption.reward_models.teacher import Teacher
 from rl_caption.reward_models.validation import EmbeddingValidator, validation_loss
-from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import ConfigError, naming
 from rl_caption.runtime.options import Fraction, Section
 from rl_caption.runtime.types import LOSS, TrainState
@@ -86,32 +86,26 @@ def train_embeddings(
     tokens = model.texts
     objective = config.objective()
     measured = signature
-    decays = None
     best_by = getattr(config.eval, "best_by", None)
     if best_by is not None:
         # Its value depends on the batch, the loss and the negatives.
         sections = config.model_dump(include={"loss", "negatives"})
         metric = best_by
         measured = f"train.batch_size {options.batch_size}, {sections}"
-    if isinstance(config, ClipConfig):
-        decays = config.decays
-        collated["plain_captions"] = options.plain_captions
-    references = [caption for row in run.val_rows for caption in row["references"]]
-    cut = tokens.too_long(references) if "text" in towers else 0
-    if cut:
-        print_main(
-            run.accelerator,
-            f"{cut} of {len(references)} validation captions have more than "
-            f"{tokens.context_length} tokens (the model's context_length) and lose their end, as "
-            "training captions do",
+    opposed = (validated or {}).get("negatives")
+    if metric == "val/hard_negatives" and not opposed:
+        raise ConfigError(
+            f"eval.best_by is {metric!r}, but the first captions of the validation split have no "
+            "hard negatives: see negatives.count and negatives.source"
         )
-    pixels = PixelCache(model.preprocessing, config.data.cache_mb * 2**20)
+    cache_bytes = config.data.cache_mb * 2**20
     collate = PairCollate(
-        pixels if "image" in towers else None,
+        PixelCache(model.preprocessing, cache_bytes) if "image" in towers else None,
         tokens if "text" in towers else None,
         options.captions,
         config.data.augment,
         options.seed,
+        getattr(options, "plain_captions", 0.0),
         **collated,
     )
     loss = None
@@ -122,7 +116,8 @@ def train_embeddings(
         model.network,
         towers,
         run.val_rows,
-        pixels,
+        # A cache of its own, which images of training cannot fill.
+        PixelCache(model.preprocessing, cache_bytes),
         tokens,
         run.eval.batch_size,
         teacher,
@@ -132,6 +127,7 @@ def train_embeddings(
     if teacher is not None:
         budget = config.teacher.cache_mb * 2**20
         teacher.prepare(run.train_rows, options.captions, budget)
+    decays = getattr(config, "decays", None)
     network = run.restore(model.network, signature, decays=decays)
     target = teacher or attrgetter("targets")
     task = EmbeddingTask(run.accelerator, network, objective, target, config.task)
@@ -157,11 +153,11 @@ class ClipModelConfig(Section):
     text_cfg}``, merged into that of ``name``. With ``image`` and ``text``: options of
     ``DualConfig``, such as ``{embed_dim: 256, hidden: 1024, dropout: 0.5}``.
     """
-    image: PartConfig = Field(default_factory=PartConfig)
+    image: PartConfig = PartConfig()
     """Pretrained image encoder, which forms a dual encoder together with ``text``; its projection
     heads start from random weights.
     """
-    text: PartConfig = Field(default_factory=PartConfig)
+    text: PartConfig = PartConfig()
     """Pretrained text encoder."""
     init: str | None = None
     """Weights to start from: the folder of an open_clip model or of a dual encoder of pretrained
@@ -225,14 +221,24 @@ class ClipLossConfig(Section):
     """Largest logit scale (inverse temperature)."""
 
 
+class BestByConfig(EvalConfig):
+    """Validation of a contrastive model."""
+
+    best_by: Literal["val/loss", "val/hard_negatives"] | None = None
+    """Metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``, the loss on
+    the validation split; ``val/hard_negatives``, how often the true caption scores higher than its
+    hard negatives (``contrastive``); null is ``val/retrieval_r1``.
+    """
+
+
 class ClipConfig(RewardModelConfig):
     """An open_clip model or a dual encoder of pretrained parts."""
 
-    model: ClipModelConfig = Field(default_factory=ClipModelConfig)
+    model: ClipModelConfig = ClipModelConfig()
     """The model to train."""
-    loss: ClipLossConfig = Field(default_factory=ClipLossConfig)
+    loss: ClipLossConfig = ClipLossConfig()
     """Weights of the terms of the loss."""
-    train: ClipTrainConfig = Field(default_factory=ClipTrainConfig)
+    train: ClipTrainConfig = ClipTrainConfig()
 
     def build_model(
         self, processes: int, tune: Callable[[Any], None] = lambda clip: None
@@ -246,22 +252,22 @@ class ClipConfig(RewardModelConfig):
         model = self.model
         max_scale = self.loss.max_scale
         start = self.model.init
-        export: Callable[[Path], None]
+        export: Any
         if model.is_dual:
             dual = pretrained_dual(model)
             encode = {"image": dual.encode_image, "text": dual.encode_text}
             network = TrainedEncoder(dual, encode, max_scale)
             preprocessing = dual.preprocessing
             export = dual.save_pretrained
-            texts = Texts(dual.text_encoder, dual.context_length)
+            texts = dual.texts
         else:
             if start is not None:
-                clip, shape, preprocessing = pretrained_clip(
+                clip, shape = pretrained_clip(
                     model.name, start, model.context_length, model.keep_positions
                 )
             else:
                 clip, shape = random_clip(model.name, model.kwargs)
-                preprocessing = preprocessing_of(clip.visual)
+            preprocessing = preprocessing_of(clip.visual)
             network = trained_clip(clip, max_scale, self.train.freeze_positions)
             tune(clip)
             export = partial(save_clip, clip, shape)

@@ -16,12 +16,12 @@ from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from rl_caption.config.schema import EvalConfig
 from rl_caption.data.base import DataError, Row
 from rl_caption.data.loader import row_generator
 from rl_caption.data.negatives import NEGATIVES, NegativeSource
-from rl_caption.reward_models.batch import Addition, chance, draw
+from rl_caption.reward_models.batch import Addition, draw
 from rl_caption.reward_models.clip_models import (
+    BestByConfig,
     ClipConfig,
     ClipLossConfig,
     ClipTrainConfig,
@@ -36,7 +36,6 @@ from rl_caption.reward_models.losses import (
 )
 from rl_caption.runtime.errors import ConfigError, errors_of_user_code, naming
 from rl_caption.runtime.options import (
-    Fraction,
     Probability,
     Section,
     check_type,
@@ -182,8 +181,6 @@ class NegativesConfig(Section):
     """
     kwargs: dict = {}
     """Options of the source, of ``scenes`` such as ``{kinds: [replace_relation]}``."""
-    share: Fraction = 1.0
-    """Fraction of the captions of a step that get negatives."""
 
 
 class ContrastiveLossConfig(ClipLossConfig):
@@ -218,25 +215,15 @@ class ContrastiveTrainConfig(ClipTrainConfig):
     """
 
 
-class ContrastiveEvalConfig(EvalConfig):
-    """Validation of a contrastive model."""
-
-    best_by: Literal["val/loss", "val/hard_negatives"] | None = None
-    """Metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``, the loss on
-    the validation split; ``val/hard_negatives``, how often the true caption scores higher than its
-    hard negatives; null is ``val/retrieval_r1``.
-    """
-
-
 class ContrastiveConfig(ClipConfig):
     """``reward_model --task contrastive``: an open_clip model or a dual encoder, by InfoNCE."""
 
     task: Literal["contrastive"] = "contrastive"
-    loss: ContrastiveLossConfig = Field(default_factory=ContrastiveLossConfig)
-    negatives: NegativesConfig = Field(default_factory=NegativesConfig)
+    loss: ContrastiveLossConfig = ContrastiveLossConfig()
+    negatives: NegativesConfig = NegativesConfig()
     """Hard negatives."""
-    train: ContrastiveTrainConfig = Field(default_factory=ContrastiveTrainConfig)
-    eval: ContrastiveEvalConfig = Field(default_factory=ContrastiveEvalConfig)
+    train: ContrastiveTrainConfig = ContrastiveTrainConfig()
+    eval: BestByConfig = BestByConfig()
 
     @model_validator(mode="after")
     def _check_contrastive(self) -> Self:
@@ -281,15 +268,17 @@ class ContrastiveConfig(ClipConfig):
             )
         additions: list[Any] = []
         if loss.short:
-            short = train.short_captions
-            seed = train.seed
-            additions.append(partial(add_short_captions, source=short, seed=seed))
+            additions.append(
+                partial(
+                    add_short_captions, source=train.short_captions, seed=train.seed
+                )
+            )
         hard = None
         if negatives.count:
             source = caption_source(negatives.source, negatives.kwargs, rows)
-            hard = HardNegatives(source, negatives.count, negatives.share, train.seed)
+            hard = HardNegatives(source, negatives.count, train.seed)
             additions.append(hard)
-        opposed = validation_negatives(hard, run.val_rows, self.eval.best_by)
+        opposed = validation_negatives(hard, run.val_rows)
         return train_embeddings(
             run,
             self,
@@ -332,13 +321,11 @@ class HardNegatives:
     Args:
         source: gives the false captions of a row.
         count: false captions of each caption.
-        share: fraction of (image, step) that have negatives.
         seed: of all draws.
     """
 
     source: NegativeSource
     count: int
-    share: float = 1.0
     seed: int = 0
 
     def __call__(
@@ -346,8 +333,7 @@ class HardNegatives:
     ) -> Addition:
         drawn = []
         for (row, step), caption in zip(items, captions, strict=True):
-            is_drawn = chance(self.share, "has negatives", row, self.seed, step)
-            drawn.append(self.of(row, caption, step) if is_drawn else [])
+            drawn.append(self.of(row, caption, step))
         texts = {}
         counts = []
         for n in range(self.count):
@@ -364,7 +350,7 @@ class HardNegatives:
 
 
 def validation_negatives(
-    negatives: HardNegatives | None, rows: Sequence[Row], best_by: str | None
+    negatives: HardNegatives | None, rows: Sequence[Row]
 ) -> list[tuple[int, str, str]]:
     """Index of a row, its first caption and a false caption; the same at every validation."""
     false_captions = []
@@ -372,11 +358,6 @@ def validation_negatives(
         caption = row["references"][0]
         for text in negatives.of(row, caption, -1):  # type: ignore[union-attr]
             false_captions.append((index, caption, text))
-    if best_by == "val/hard_negatives" and not false_captions:
-        raise ConfigError(
-            f"eval.best_by is {best_by!r}, but the first captions of the validation split have no "
-            "hard negatives: see negatives.count and negatives.source"
-        )
     return false_captions
 
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, NonNegativeFloat
+from pydantic import NonNegativeFloat
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rewards.clip.preprocessing import Preprocessing
-from rewards.clip.pretrained import clip_texts, save_encoder_config
+from rewards.clip.pretrained import save_encoder_config
 from rewards.clip.student import (
     LCLIP,
     MODEL_TYPE,
@@ -177,13 +177,13 @@ class DistillConfig(RewardModelConfig):
     task: Literal["distill"] = "distill"
     towers: Literal["image", "text", "dual"] = "dual"
     """``image`` or ``text``: one tower, stage 1 of L-CLIP; ``dual``: both, stage 2."""
-    model: StudentConfig = Field(default_factory=StudentConfig)
+    model: StudentConfig = StudentConfig()
     """The model to train."""
     teacher: TeacherConfig
     """The model to distil."""
-    loss: DistanceConfig = Field(default_factory=DistanceConfig)
+    loss: DistanceConfig = DistanceConfig()
     """Weights of the terms of the loss."""
-    train: DistillTrainConfig = Field(default_factory=DistillTrainConfig)
+    train: DistillTrainConfig = DistillTrainConfig()
 
     @property
     def names(self) -> tuple[Tower, ...]:
@@ -244,10 +244,7 @@ class DistillConfig(RewardModelConfig):
         fingerprint = teacher.backbone.fingerprint
         towers: dict[str, Any]
         if self.towers == "dual":
-            folders: dict[Tower, str | None] = {
-                "image": model.image_init,
-                "text": model.text_init,
-            }
+            folders = {"image": model.image_init, "text": model.text_init}
             dual = build_dual(model.init, folders, model.kwargs, width, fingerprint)
             if self.train.freeze_text and (model.init or model.text_init):
                 dual.text.requires_grad_(False)
@@ -267,22 +264,19 @@ class DistillConfig(RewardModelConfig):
             is_trained = model.init is not None
             shape = tower.config
             export = partial(save_tower, tower, self.towers, teacher=fingerprint)
+        if shape.embed_dim != width:
+            raise ConfigError(
+                f"model.kwargs.embed_dim is {shape.embed_dim}, the teacher's embeddings have "
+                f"{width} dimensions: set it to that"
+            )
         preprocessing = Preprocessing(shape.image_size)
         if "image" in towers:
             preprocessing = towers["image"].preprocessing
-        texts = clip_texts(shape.context_length, shape.pad_attention == "masked")
         network = TrainedEncoder(nn.ModuleDict(towers), towers)
-        return EmbeddingModel(network, preprocessing, texts, export, is_trained)
+        return EmbeddingModel(network, preprocessing, shape.texts, export, is_trained)
 
 
-TOWERS: dict[Tower, Any] = {"image": ImageStudent, "text": TextStudent}
-TOWER_TYPES: dict[Tower, str] = {
-    "image": f"{MODEL_TYPE}_image",
-    "text": f"{MODEL_TYPE}_text",
-}
-"""``model_type`` in config.json of one tower; a whole L-CLIP has another, so neither is taken for
-the other.
-"""
+TOWERS: Mapping[str, Any] = {"image": ImageStudent, "text": TextStudent}
 TEACHER = "teacher_fingerprint"
 """Key in a tower's config.json: ``FrozenEncoder.fingerprint`` of the model that it was distilled
 from.
@@ -290,35 +284,24 @@ from.
 
 
 def student_config(kwargs: Mapping[str, Any], embed_dim: int) -> LCLIPConfig:
-    """The shape of a student, whose joint width is the teacher's ``embed_dim``.
-
-    Raises ``ConfigError`` for arguments that make no student, and for another ``embed_dim``.
+    """The shape of a student, whose joint width is the teacher's ``embed_dim`` if ``kwargs`` do not
+    say another. ``ConfigError`` for arguments that make no student.
     """
     with naming("model.kwargs", (TypeError, ValueError)):
-        config = LCLIPConfig(**({"embed_dim": embed_dim} | dict(kwargs)))
-    _check_width(config, embed_dim)
-    return config
+        return LCLIPConfig(**{"embed_dim": embed_dim, **kwargs})
 
 
-def _check_width(config: LCLIPConfig, embed_dim: int) -> None:
-    if config.embed_dim != embed_dim:
-        raise ConfigError(
-            f"model.kwargs.embed_dim is {config.embed_dim}, the teacher's embeddings have "
-            f"{embed_dim} dimensions: set it to that"
-        )
-
-
-def save_tower(tower: Any, which: Tower, folder: Path, teacher: str = "") -> None:
+def save_tower(tower: Any, which: str, folder: Path, teacher: str = "") -> None:
     """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``; ``teacher`` is
     its fingerprint.
     """
     save_encoder_config(getattr(tower, "encoder", None), folder / "image_encoder")
-    origin = {"model_type": TOWER_TYPES[which], TEACHER: teacher}
+    origin = {"model_type": f"{MODEL_TYPE}_{which}", TEACHER: teacher}
     save_model(float_state(tower), origin | asdict(tower.config), folder)
 
 
 def build_tower(
-    which: Tower,
+    which: str,
     init: str | None,
     kwargs: Mapping[str, Any],
     embed_dim: int,
@@ -335,7 +318,8 @@ def build_tower(
         return TOWERS[which](student_config(kwargs, embed_dim))
     folder = Path(init)
     with naming(f"{key}, the export of distill with towers {which}"):
-        tower: Any = load_student(TOWERS[which], folder, TOWER_TYPES[which], [TEACHER])
+        model_type = f"{MODEL_TYPE}_{which}"
+        tower: Any = load_student(TOWERS[which], folder, model_type, [TEACHER])
         origin = read_object(folder / "config.json").get(TEACHER, "")
     if "" not in (origin, teacher) and origin != teacher:
         raise ConfigError(
@@ -344,13 +328,12 @@ def build_tower(
             "distil the tower from this one. If only library versions differ, remove "
             f"{TEACHER} from the tower's config.json, and {MANIFEST}"
         )
-    _check_width(tower.config, embed_dim)
     return tower
 
 
 def build_dual(
     init: str | None,
-    towers: Mapping[Tower, str | None],
+    towers: Mapping[str, str | None],
     kwargs: Mapping[str, Any],
     embed_dim: int,
     teacher: str = "",
@@ -364,15 +347,12 @@ def build_dual(
 
     Raises:
         ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not fit each
-            other, the joint width is not the teacher's, or a tower was distilled from another
-            teacher.
+            other, or a tower was distilled from another teacher.
     """
     if init is not None:
         with naming("model.init"):
-            model = LCLIP.from_pretrained(init).train()
-        _check_width(model.config, embed_dim)
-        return model
-    loaded: dict[Tower, Any] = {}
+            return LCLIP.from_pretrained(init).train()
+    loaded: dict[str, Any] = {}
     values = dict(kwargs)
     for which, path in towers.items():
         if path is None:

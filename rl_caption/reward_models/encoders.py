@@ -4,6 +4,7 @@ projections).
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -17,11 +18,11 @@ from torch.nn.utils import parametrize
 from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.checkpoints import KEEP, stretch_text_tower
 from rewards.clip.preprocessing import (
-    Preprocessing,
     causal_features,
     is_causal,
     preprocessing_of,
 )
+from rewards.clip.pretrained import UNLOADABLE
 from rewards.model_files import (
     check_state,
     read_object,
@@ -73,9 +74,8 @@ class TrainedEncoder(nn.Module):
             embeddings[name] = self.encode[tower](value)
         if self.max_scale is not None:
             logit_scale = self.model.logit_scale
-            with (
-                torch.no_grad()
-            ):  # before it is used, so that it has a gradient at the limit
+            # Before it is used, so that it has a gradient at the limit.
+            with torch.no_grad():
                 logit_scale.clamp_(0, math.log(self.max_scale))
             embeddings["scale"] = logit_scale.exp()
         return embeddings
@@ -111,10 +111,7 @@ def trained_clip(
 
 def is_frozen(module: nn.Module) -> bool:
     """Whether the module has parameters, and none is trained."""
-    parameters = list(module.parameters())
-    return bool(parameters) and not any(
-        parameter.requires_grad for parameter in parameters
-    )
+    return {own.requires_grad for own in module.parameters()} == {False}
 
 
 def random_clip(name: str | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -138,13 +135,7 @@ def random_clip(name: str | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str
         shape[key] = value
     _check_native(shape, "model.kwargs")
     shape.pop("custom_text", None)
-    unbuildable = (
-        TypeError,
-        ValueError,
-        AssertionError,
-        ZeroDivisionError,
-        RuntimeError,
-    )
+    unbuildable = (*UNLOADABLE, AssertionError, ZeroDivisionError)
     with naming("model.kwargs: open_clip cannot build this model", unbuildable):
         model = open_clip.CLIP(**shape)
     model.visual.preprocess_cfg = vars(PreprocessCfg(size=model.visual.image_size))
@@ -156,8 +147,8 @@ def pretrained_clip(
     init: str,
     context_length: int | None = None,
     keep_positions: int = KEEP,
-) -> tuple[Any, dict[str, Any], Preprocessing]:
-    """An open_clip model with the weights ``init``, its model JSON, and its preprocessing.
+) -> tuple[Any, dict[str, Any]]:
+    """An open_clip model with the weights ``init``, and its model JSON.
 
     ``init`` is a folder, or with the architecture ``name`` a tag or a checkpoint file. With
     ``context_length`` the position table of the text tower is stretched to so many rows; its first
@@ -172,30 +163,26 @@ def pretrained_clip(
     with naming("model.init"):
         if name is None:
             shape: Any = read_object(Path(init) / "open_clip_config.json")["model_cfg"]
-            backbone = load_frozen_encoder(init)
+            model: Any = load_frozen_encoder(init).model
         else:
-            backbone = load_frozen_encoder(name, init)
+            model = load_frozen_encoder(name, init).model
             shape = open_clip.get_model_config(name)
     _check_native(shape, "model.init")
     shape.pop("custom_text", None)
-    model: Any = backbone.model
+    if context_length is not None:
+        with naming("model.context_length, model.keep_positions"):
+            stretch_text_tower(model, context_length, keep_positions)
     # What was loaded decides: tags and OpenAI's archives bring QuickGELU, which the architecture
     # leaves out.
     gelu = open_clip.transformer.QuickGELU
     shape["quick_gelu"] = any(isinstance(module, gelu) for module in model.modules())
-    shape["text_cfg"] = dict(shape["text_cfg"]) | {
-        "context_length": int(model.context_length)
-    }
+    shape["text_cfg"]["context_length"] = int(model.context_length)
     # A TorchScript archive is loaded as what it holds, whatever architecture was named.
     with torch.device("meta"):
         expected = open_clip.CLIP(**shape)
     with naming(f"model.init {init!r} with model.name {name!r}"):
         check_state(model.state_dict(), expected.state_dict(), "the weights")
-    if context_length is not None:
-        with naming("model.context_length, model.keep_positions"):
-            stretch_text_tower(model, context_length, keep_positions)
-        shape["text_cfg"]["context_length"] = context_length
-    return model.float().requires_grad_(True), shape, backbone.preprocessing
+    return model.float().requires_grad_(True), shape
 
 
 def _check_native(shape: dict[str, Any], key: str) -> None:
@@ -212,21 +199,9 @@ def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
     """Write a folder for ``load_frozen_encoder`` and ``open_clip.create_model("local-dir:...")``;
     LoRA is merged.
     """
-    used = preprocessing_of(model.visual)
-    record = {
-        "size": used.size,
-        "mode": "RGB",
-        "mean": list(used.mean),
-        "std": list(used.std),
-        "interpolation": used.interpolation,
-        "resize_mode": used.resize,
-    }
-    save_model(
-        merged_state(model),
-        {"model_cfg": shape, "preprocess_cfg": record},
-        folder,
-        "open_clip_",
-    )
+    pixels = asdict(preprocessing_of(model.visual)) | {"mode": "RGB"}
+    config = {"model_cfg": shape, "preprocess_cfg": pixels}
+    save_model(merged_state(model), config, folder, "open_clip_")
 
 
 class LowRank(nn.Module):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import (
-    Field,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
@@ -19,7 +18,6 @@ from pydantic import (
 )
 from torch import Tensor
 
-from rl_caption.config.schema import EvalConfig
 from rl_caption.data.base import SHOWN, DataError, Row
 from rl_caption.data.checks import ImageFile, verify
 from rl_caption.reward_models.batch import (
@@ -29,6 +27,7 @@ from rl_caption.reward_models.batch import (
     draw,
 )
 from rl_caption.reward_models.clip_models import (
+    BestByConfig,
     ClipConfig,
     ClipLossConfig,
     ClipTrainConfig,
@@ -100,28 +99,13 @@ class PositiveAugmentedTrainConfig(ClipTrainConfig):
     """The LoRA update is scaled by ``lora_alpha / lora_rank``."""
 
 
-class PositiveAugmentedEvalConfig(EvalConfig):
-    """Validation during training."""
-
-    best_by: Literal["val/loss"] | None = None
-    """Metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``, the loss on
-    the validation split; null is ``val/retrieval_r1``.
-    """
-
-
 class PositiveAugmentedConfig(ClipConfig):
     """``reward_model --task positive_augmented``: PAC-S."""
 
     task: Literal["positive_augmented"] = "positive_augmented"
-    loss: PositiveAugmentedLossConfig = Field(
-        default_factory=PositiveAugmentedLossConfig
-    )
-    train: PositiveAugmentedTrainConfig = Field(
-        default_factory=PositiveAugmentedTrainConfig
-    )
-    eval: PositiveAugmentedEvalConfig = Field(
-        default_factory=PositiveAugmentedEvalConfig
-    )
+    loss: PositiveAugmentedLossConfig = PositiveAugmentedLossConfig()
+    train: PositiveAugmentedTrainConfig = PositiveAugmentedTrainConfig()
+    eval: BestByConfig = BestByConfig()
 
     @model_validator(mode="after")
     def _check_positive_augmented(self) -> Self:
@@ -135,11 +119,8 @@ class PositiveAugmentedConfig(ClipConfig):
 
     def objective(self) -> Objective:
         """``positive_augmented`` with the weights of this configuration."""
-        images = self.loss.positive_images
-        captions = self.loss.positive_captions
-        return partial(
-            positive_augmented, positive_images=images, positive_captions=captions
-        )
+        weights = self.loss.model_dump(exclude={"max_scale"})
+        return partial(positive_augmented, **weights)
 
     def fit(self, run: Run) -> TrainState:
         """See ``RewardModelConfig.fit``."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat
+from pydantic import NonNegativeFloat
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -137,13 +137,12 @@ class SpecificityConfig(ClipConfig):
     """``reward_model --task specificity``: SPECS."""
 
     task: Literal["specificity"] = "specificity"
-    loss: SpecificityLossConfig = Field(default_factory=SpecificityLossConfig)
-    train: SpecificityTrainConfig = Field(default_factory=SpecificityTrainConfig)
+    loss: SpecificityLossConfig = SpecificityLossConfig()
+    train: SpecificityTrainConfig = SpecificityTrainConfig()
 
     def check(self) -> None:
         """See ``RewardModelConfig.check``."""
         default_tagger()  # of the optional package textblob
-        super().check()
 
     def objective(self) -> Objective:
         """``specificity`` with the weights of this configuration."""

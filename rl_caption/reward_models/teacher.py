@@ -123,10 +123,7 @@ class Teacher:
         texts = [caption for row in rows for caption in row["references"][:count]]
         distinct = list(dict.fromkeys(texts))
         ids = [row["image_id"] for row in rows]
-        plans: list[tuple[str, list[str], Sequence[Any]]] = [
-            ("text", distinct, distinct),
-            ("image", ids, rows),
-        ]
+        plans = [("text", distinct, distinct), ("image", ids, rows)]
         for tower, keys, items in plans:
             if tower not in self.towers or (tower == "image" and self.augmented):
                 continue

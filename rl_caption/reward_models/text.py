@@ -6,13 +6,13 @@ first, are sums over the tokens, or the captions, of a batch, so that the gradie
 on how the global batch is split.
 """
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
@@ -111,7 +111,7 @@ class RegressionModelConfig(Section):
 class TextConfig(RewardModelConfig):
     """A model of captions alone."""
 
-    train: CaptionTrainConfig = Field(default_factory=CaptionTrainConfig)
+    train: CaptionTrainConfig = CaptionTrainConfig()
     needs = frozenset({"text"})
 
 
@@ -119,7 +119,7 @@ class LanguageModelConfig(TextConfig):
     """``reward_model --task language_model``: a causal language model of captions."""
 
     task: Literal["language_model"] = "language_model"
-    model: LanguageModelShape = Field(default_factory=LanguageModelShape)
+    model: LanguageModelShape = LanguageModelShape()
     """The model to train."""
 
     def fit(self, run: Run) -> TrainState:
@@ -132,9 +132,8 @@ class LanguageModelConfig(TextConfig):
         tokenizer = caption_tokenizer(captions, self.model.vocab_size)
         end = tokenizer.eos_token_id
         ids = {"vocab_size": len(tokenizer), "bos_token_id": end, "eos_token_id": end}
-        options = set(inspect.signature(GPT2Config).parameters) - set(ids)
         # Transformers itself takes unknown options without a word.
-        unknown = sorted(set(kwargs) - options)
+        unknown = sorted(kwargs.keys() - GPT2Config().to_dict().keys())
         if unknown:
             raise ConfigError(f"model.kwargs has {unknown}: expected GPT2Config's")
         with naming("model.kwargs", (ValueError, TypeError, StrictDataclassError)):
@@ -176,7 +175,7 @@ class SemanticBottleneckConfig(TextConfig):
     """
 
     task: Literal["semantic_bottleneck"] = "semantic_bottleneck"
-    model: BottleneckModelConfig = Field(default_factory=BottleneckModelConfig)
+    model: BottleneckModelConfig = BottleneckModelConfig()
     """The model to train."""
     teacher: TeacherConfig
     """The frozen dual encoder whose text features are read."""
@@ -238,7 +237,7 @@ class TextRegressionConfig(TextConfig):
     """
 
     task: Literal["text_regression"] = "text_regression"
-    model: RegressionModelConfig = Field(default_factory=RegressionModelConfig)
+    model: RegressionModelConfig = RegressionModelConfig()
     """The model to train."""
 
     @model_validator(mode="after")
@@ -270,20 +269,14 @@ class TextRegressionConfig(TextConfig):
                 problem_type="regression",
                 **options,
             )
+        # Decoders often have none, and the head reads the state before the padding.
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         padding = tokenizer.pad_token_id
-        if padding is None:
-            raise ConfigError(
-                f"the tokenizer of {name} has no padding token, which icc needs"
-            )
-        # Many decoders' config.json does not say it.
         model.config.pad_token_id = padding
-        encode = partial(
-            tokenizer,
-            truncation=True,
-            max_length=most_tokens(model.config, tokenizer),
-        )
+        longest = most_tokens(model.config, tokenizer)
+        encode = partial(tokenizer, truncation=True, max_length=longest)
         targets = [row["target"] for row in run.val_rows]
-        spread = float(torch.tensor(targets, dtype=torch.float64).var(correction=0))
+        spread = float(np.var(targets))
         if not spread > 0:
             raise ConfigError(
                 f"all {len(targets)} validation captions have the target {targets[0]:g}: there is "
@@ -293,7 +286,6 @@ class TextRegressionConfig(TextConfig):
             run,
             self,
             lambda captions: encode(list(captions))["input_ids"],
-            first=None,
             padding=padding,
             spread=spread,
         )
@@ -318,16 +310,17 @@ class TextTask:
     Args:
         encode: from captions to the token ids that the model reads or learns to write.
         teacher: gives the embeddings ``text``, a further input of the network.
-        first: the loss is a sum over tokens from this position on; None: over captions.
+        first: the loss is a sum over tokens from this position on.
         padding: id of the padding token, by which some models find the end of a caption.
-        spread: variance of the targets of validation; None: captions have no targets.
+        spread: variance of the targets of validation, whose loss is a sum over captions; None:
+            captions have no targets.
     """
 
     run: Run
     config: TextConfig
     encode: Callable[[Sequence[str]], Sequence[Sequence[int]]]
     teacher: Teacher | None = None
-    first: int | None = 0
+    first: int = 0
     padding: int = 0
     spread: float | None = None
     name: str = field(init=False)
@@ -396,7 +389,7 @@ class TextTask:
     def _count(self, batch: PairBatch) -> Tensor:
         """Number of tokens, or captions, that the loss is a sum over."""
         mask = batch.inputs["mask"]
-        counted = mask[:, 0] if self.first is None else mask[:, self.first :]
+        counted = mask[:, self.first :] if self.spread is None else mask[:, 0]
         return counted.sum().float()
 
     def training_step(
@@ -417,7 +410,7 @@ class TextTask:
     def validate(self, step: int, logged: Mapping[str, float]) -> Validation:
         """Mean loss over all captions of the validation split."""
         run = self.run
-        size = self.run.eval.batch_size
+        size = run.eval.batch_size
         accelerator = run.accelerator
         network = self.network
         pairs = [

@@ -2,6 +2,8 @@
 specificity.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, replace
@@ -22,7 +24,7 @@ from rl_caption.reward_models.losses import Objective
 from rl_caption.reward_models.task import concatenate
 from rl_caption.reward_models.teacher import Teacher, embed_distributed
 from rl_caption.reward_models.triplets import Triplet, triplet_texts
-from rl_caption.runtime.engines import autocast, dropout_off
+from rl_caption.runtime.engines import autocast, dropout_off, print_main
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.types import LOSS, Validation
 from rl_caption.training.run import NonFiniteError
@@ -38,11 +40,7 @@ def validation_loss(
     objective: Objective,
     collate: PairCollate,
     size: int,
-    accelerator: Accelerator,
-    network: nn.Module,
-    rows: Sequence[Row],
-    pixels: PixelCache,
-    batch_size: int,
+    validator: EmbeddingValidator,
 ) -> float:
     """The loss of training on a validation split, in nats: the mean over batches of ``size`` rows
     in the split's order, each process embedding some of them.
@@ -50,20 +48,22 @@ def validation_loss(
     A contrastive loss grows with its batch, so a last batch of fewer rows is left out; a split of
     fewer than ``size`` rows is one batch. Captions and positives are the same at every validation,
     and images are not augmented. The result does not depend on how the forward pass is split over
-    micro-batches, of ``batch_size`` rows, and processes.
+    micro-batches, of the validator's ``batch_size`` rows, and processes.
     """
-    collate = replace(collate, pixels=pixels, augmentations=())
+    collate = replace(collate, pixels=validator.pixels, augmentations=())
+    accelerator = validator.accelerator
     device = accelerator.device
+    rows = validator.rows
     size = min(size, len(rows))
     starts = range(0, len(rows) - size + 1, size)
     total = 0.0
     for start in starts[accelerator.process_index :: accelerator.num_processes]:
         outputs = []
         targets = []
-        for first in range(start, start + size, batch_size):
-            part = rows[first : min(first + batch_size, start + size)]
+        for first in range(start, start + size, validator.batch_size):
+            part = rows[first : min(first + validator.batch_size, start + size)]
             batch = collate([(row, DRAWN_AT) for row in part]).to(device)
-            embedded = network(batch.inputs)
+            embedded = validator.network(batch.inputs)
             outputs.append({name: value.float() for name, value in embedded.items()})
             targets.append(batch.targets)
         with torch.autocast(device.type, enabled=False):  # float32, as in training
@@ -111,17 +111,23 @@ class EmbeddingValidator:
     teacher: InitVar[Teacher | None] = None
     triplets: Sequence[Triplet | None] | None = None
     negatives: Sequence[tuple[int, str, str]] = ()
-    loss: Callable[..., float] | None = None
+    loss: Callable[[EmbeddingValidator], float] | None = None
 
     def __post_init__(self, teacher: Teacher | None) -> None:
-        # A cache of their own, which images of training cannot fill.
-        self.pixels = PixelCache(self.pixels.preprocessing, self.pixels.cache_bytes)
         captions = [caption for row in self.rows for caption in row["references"]]
         counts = [len(row["references"]) for row in self.rows]
         self.owners = np.repeat(np.arange(len(self.rows)), counts)
         self.distinct = list(dict.fromkeys(captions))
         places = {caption: place for place, caption in enumerate(self.distinct)}
         self.repeat = [places[caption] for caption in captions]
+        cut = self.tokens.too_long(captions) if "text" in self.towers else 0
+        if cut:
+            print_main(
+                self.accelerator,
+                f"{cut} of {len(captions)} validation captions have more than "
+                f"{self.tokens.context_length} tokens (the model's context_length) and lose their "
+                "end, as training captions do",
+            )
         self.grown, self.fits = triplet_texts(self.triplets or (), self.tokens)
         if self.triplets is not None and not self.fits.any():
             raise ConfigError(
@@ -149,13 +155,7 @@ class EmbeddingValidator:
         with torch.no_grad(), dropout_off(self.network), autocast(self.accelerator):
             embeddings = self.expected | self._embeddings()
             if self.loss is not None:
-                metrics[LOSS] = self.loss(
-                    self.accelerator,
-                    self.network,
-                    self.rows,
-                    self.pixels,
-                    self.batch_size,
-                )
+                metrics[LOSS] = self.loss(self)
         where = f"validation at step {step}:"
         _check_finite(embeddings, f"{where} the model's", REMEDY)
         if not math.isfinite(metrics.get(LOSS, 0.0)):

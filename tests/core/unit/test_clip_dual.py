@@ -8,7 +8,6 @@ import torch
 
 from rewards.base import RewardError
 from rewards.clip.backbone import load_frozen_encoder
-from rewards.clip.clipscore import ClipScore
 from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.specs import Specs
 from rewards.trust import trust
@@ -26,9 +25,8 @@ def text_encoder(tmp_path_factory):
 
 def made(text, image=IMAGE, **changes):
     torch.manual_seed(1)
-    return PretrainedDual(
-        DualConfig(image, text, embed_dim=8, hidden=10, **changes)
-    ).eval()
+    config = DualConfig(image, text, embed_dim=8, hidden=10, **changes)
+    return PretrainedDual(config).eval()
 
 
 def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(text_encoder):
@@ -47,33 +45,24 @@ def test_text_embeddings_do_not_depend_on_padding_and_pool_what_they_say(text_en
     assert torch.equal(first, states[:, 0])
 
 
-def test_image_embeddings_are_of_the_mean_over_the_grid(text_encoder):
-    dual = made(text_encoder)
-    pixels = torch.randn(2, 3, 32, 32)
-    pooled = dual.image_encoder(pixels).mean(dim=(1, 2))
-    assert torch.allclose(dual.encode_image(pixels), dual.image_head(pooled), atol=1e-6)
-
-
+@torch.no_grad()
 def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(tmp_path):
-    source, folder = tmp_path / "source", tmp_path / "dual"
+    source = tmp_path / "source"
+    folder = tmp_path / "dual"
     dual = made(save_text_encoder(source))
     dual.save_pretrained(folder)
     shutil.rmtree(source)
     trust([IMAGE])
-    photo, backbone = noise_image(1), load_frozen_encoder(str(folder))
-    with torch.no_grad():
-        image = dual.encode_image(dual.preprocessing(photo)[None])
-        texts = dual.encode_text(dual.text_encoder.tokenize(TEXTS, 77))
+    photo = noise_image(1)
+    backbone = load_frozen_encoder(str(folder))
+    grid = dual.image_encoder(dual.preprocessing(photo)[None])
+    image = dual.image_head(grid.mean(dim=(1, 2)))
+    texts = dual.encode_text(dual.text_encoder.tokenize(TEXTS, 77))
     found = backbone.encode_images([photo], normalize=False)
     assert torch.allclose(found, image, atol=1e-6)
     found = backbone.encode_texts(TEXTS, normalize=False)
     assert torch.allclose(found, texts, atol=1e-6)
-    cosine = float(torch.nn.functional.cosine_similarity(image[0], texts[0], dim=0))
-    score = ClipScore(backbone=str(folder), prefix="")
-    (found,) = score([""], TEXTS[:1], image=[photo])
-    assert found == pytest.approx(2.5 * max(cosine, 0), abs=1e-5)
-    with torch.no_grad():
-        dual.text_head.linear.bias[0] += 1
+    dual.text_head.linear.bias[0] += 1
     dual.save_pretrained(folder)
     assert load_frozen_encoder(str(folder)).fingerprint != backbone.fingerprint
 
@@ -81,10 +70,10 @@ def test_a_saved_dual_is_a_reward_and_needs_none_of_its_sources(tmp_path):
 def test_specs_counts_tokens_as_the_text_encoder_does(tmp_path, text_encoder):
     made(text_encoder, context_length=6).save_pretrained(tmp_path)
     trust([IMAGE])
-    reward, row = Specs(str(tmp_path)), {"image": [noise_image(1)]}
-    assert reward(None, ["a heptagonal paraboloid rotates"], **row), (
-        "four words; more tokens of CLIP's BPE"
-    )
+    reward = Specs(str(tmp_path))
+    row = {"image": [noise_image(1)]}
+    # four words; more tokens of CLIP's BPE
+    assert reward(None, ["a heptagonal paraboloid rotates"], **row)
     with pytest.raises(RewardError, match=r"reads 6 tokens, .* has 7"):
         reward(None, ["a red circle and squares"], **row)
 
@@ -102,7 +91,6 @@ def test_only_what_is_trained_drops_out(text_encoder):
     ("change", "message"),
     [
         ({"hidden": "x"}, "hidden"),
-        ({"embed_dim": 9}, "fit"),
         ({"pool": "max"}, "max"),
         ({"image": "tests.encoders_for_tests:Missing"}, "Missing"),
     ],

@@ -21,21 +21,16 @@ from tests.clip_for_tests import TINY, noise_image
 CLIP = open_clip.SimpleTokenizer(context_length=77)
 TOKENS = WordTokens(CLIP)
 WRITTEN = [
-    *(
-        "A photo depicts two men's dogs, sitting.",
-        "don't  STOP!!",
-        "it's 3:45pm -- 100% <end_of_text>",
-        "",
-        " ",
-    ),
-    *(
-        "a\tb\nc",
-        "caf\u00e9 \u201cquoted\u201d \u00c3\u00a9t\u00e9",
-        "salt &amp; pepper",
-        "a&b",
-        "x" * 300,
-        "'s 's'll",
-    ),
+    "A photo depicts two men's dogs, sitting.",
+    "don't  STOP!!",
+    "it's 3:45pm -- 100% <end_of_text>",
+    "",
+    "a\tb\nc",
+    "caf\u00e9 \u201cquoted\u201d \u00c3\u00a9t\u00e9",
+    "salt &amp; pepper",
+    "a&b",
+    "x" * 300,
+    "'s 's'll",
     "\x1b[31mred",
 ]
 
@@ -45,51 +40,39 @@ def test_pixels_equal_those_of_open_clip(mode):
     transform = open_clip.image_transform(224, is_train=False)
     for size in ((50, 37), (37, 50), (224, 224), (10, 300), (640, 427)):
         image = noise_image(3, size, mode)
-        assert torch.allclose(
-            pixels(image, Preprocessing()), transform(image), atol=1e-6
-        ), size
+        found = pixels(image, Preprocessing())
+        assert torch.allclose(found, transform(image), atol=1e-6), size
 
 
 def test_squashed_pixels_equal_those_of_open_clip():
-    image, half = noise_image(4), (0.5, 0.5, 0.5)
-    transform = open_clip.image_transform(
-        32,
-        is_train=False,
-        mean=half,
-        std=half,
-        resize_mode="squash",
-        interpolation="bilinear",
-    )
-    assert torch.allclose(
-        Preprocessing(32, half, half, "bilinear", "squash")(image),
-        transform(image),
-        atol=1e-6,
-    )
+    half = (0.5, 0.5, 0.5)
+    options = {"mean": half, "std": half}
+    options |= {"resize_mode": "squash", "interpolation": "bilinear"}
+    transform = open_clip.image_transform(32, is_train=False, **options)
+    image = noise_image(4)
+    found = Preprocessing(32, **options)(image)
+    assert torch.allclose(found, transform(image), atol=1e-6)
 
 
 def test_tokens_of_a_caption_are_those_of_its_words():
     for text in WRITTEN:
         for length in (77, 7):
-            assert torch.equal(
-                TOKENS([text], length), CLIP([text], context_length=length)
-            ), text
+            expected = CLIP([text], context_length=length)
+            assert torch.equal(TOKENS([text], length), expected), text
+
+
+ASCII = st.text(alphabet=st.characters(codec="ascii"), max_size=40)
 
 
 @settings(max_examples=150)
-@given(
-    st.text(alphabet=st.characters(codec="ascii"), max_size=40) | st.text(max_size=20)
-)
+@given(ASCII | st.text(max_size=20))
 def test_tokens_of_any_text(text):
     assert torch.equal(TOKENS([text], 77), CLIP([text], context_length=77))
 
 
-@pytest.mark.parametrize(
-    "options", [{"clean": "whitespace"}, {"reduction_mask": "simple"}]
-)
-def test_tokenizers_with_other_settings_stay_as_they_are(tmp_path, options):
-    usual = [open_clip_tokenizer(name) for name in ("ViT-B-32", "ViT-L-14")]
-    assert usual == [clip_tokenizer()] * 2
-    text = {**TINY["text_cfg"], "tokenizer_kwargs": options}
+def test_a_tokenizer_with_other_settings_stays_as_it_is(tmp_path):
+    assert open_clip_tokenizer("ViT-L-14") is clip_tokenizer()
+    text = {**TINY["text_cfg"], "tokenizer_kwargs": {"clean": "whitespace"}}
     content = {"model_cfg": TINY | {"text_cfg": text}}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(content))
     found = open_clip_tokenizer(f"local-dir:{tmp_path}")

@@ -28,6 +28,7 @@ from tests.clip_for_tests import (
     tiny_student,
 )
 
+PREFIX = "A photo depicts "
 CAPTIONS = ["a cat", "two dogs play", "a cat"]
 REFERENCES = [
     ["one cat sits", "a grey cat"],
@@ -37,26 +38,24 @@ REFERENCES = [
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
-    return tmp_path_factory.mktemp("tiny")
+def checkpoint(tmp_path_factory):
+    return tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="module")
-def backbone(tiny):
-    return load_frozen_encoder(ARCHITECTURE, tiny_checkpoint(tiny))
+def backbone(checkpoint):
+    return load_frozen_encoder(ARCHITECTURE, checkpoint)
 
 
 @pytest.fixture
 def columns(tmp_path):
-    noise_image(1).save(tmp_path / "one.png")
-    image = str(tmp_path / "one.png")
-    return {
-        "image": [image, noise_image(2), Drawn(90)],
-        "references": REFERENCES,
-        "image_id": ["1", "2", "1"],
-    }
+    file = tmp_path / "one.png"
+    noise_image(1).save(file)
+    images = [str(file), noise_image(2), Drawn(90)]
+    return {"image": images, "references": REFERENCES}
 
 
+@torch.no_grad()
 def recomputed(model, prefix):
     """Score CAPTIONS one by one with the model's own functions: CLIPScore, and RefCLIPScore as in
     the paper.
@@ -64,30 +63,29 @@ def recomputed(model, prefix):
     transform = open_clip.image_transform(32, is_train=False)
     images = [noise_image(1), noise_image(2), Drawn(90).render()]
 
-    @torch.no_grad()
     def embedded(*texts):
         return model.encode_text(open_clip.tokenize([prefix + text for text in texts]))
 
-    plain, with_references = [], []
+    plain = []
+    with_references = []
     for caption, image, references in zip(CAPTIONS, images, REFERENCES, strict=True):
         text = embedded(caption)
-        with torch.no_grad():
-            shown = model.encode_image(transform(image)[None])
+        shown = model.encode_image(transform(image)[None])
         first = 2.5 * max(float(cosine_similarity(text, shown)), 0.0)
         agreements = cosine_similarity(text, embedded(*references))
         second = max(float(agreements.max()), 0.0)
         both = first * second
         plain.append(first)
         with_references.append(2 * both / (first + second) if both else 0.0)
+    assert all(plain), "a row that scores 0 shows nothing"
     return plain, with_references
 
 
-def test_scores_equal_a_plain_recomputation(tiny, backbone, columns):
-    model = open_clip.create_model(ARCHITECTURE, tiny_checkpoint(tiny)).eval()
+def test_scores_equal_a_plain_recomputation(checkpoint, backbone, columns):
+    model = open_clip.create_model(ARCHITECTURE, checkpoint).eval()
     # None: `--kwargs.prefix ''` of a command line
-    for prefix in ("A photo depicts ", None):
+    for prefix in (PREFIX, None):
         plain, with_references = recomputed(model, prefix or "")
-        assert all(plain), "a row that scores 0 shows nothing"
         for kind, expected in ((ClipScore, plain), (RefClipScore, with_references)):
             found = kind(backbone, prefix=prefix)(None, CAPTIONS, **columns)
             assert found == pytest.approx(expected, abs=1e-5)
@@ -96,22 +94,23 @@ def test_scores_equal_a_plain_recomputation(tiny, backbone, columns):
 def test_students_score_bare_captions(tmp_path, columns):
     folder = tiny_student(tmp_path / "student")
     plain, with_references = recomputed(LCLIP.from_pretrained(folder).eval(), "")
-    assert all(plain), "a row that scores 0 shows nothing"
     for kind, expected in ((LClipScore, plain), (RefLClipScore, with_references)):
         found = kind(folder)(None, CAPTIONS, **columns)
         assert found == pytest.approx(expected, abs=1e-5)
-    assert "fp32,prefix='',w2.5" in LClipScore(folder).signature
 
 
 def test_formulas_by_hand(backbone):
     cosines = np.array([0.3, -0.2, 1.0, 1.0000001])
     assert ClipScore(backbone).scores(cosines).tolist() == [0.75, 0.0, 2.5, 2.5]
-    scores = np.array([0.75, 0.0, 0.75, 0.0, 2.5, 0.5])
-    agreements = np.array([0.5, 0.5, 0.0, 0.0, 1.0, -0.5])
-    # 2 * 0.75 * 0.5 / 1.25; three zero cases; 10/7, the largest; a sum of 0, which only unclipped
-    # cosines can have.
-    expected = [0.6, 0.0, 0.0, 0.0, 10 / 7, 0.0]
-    assert harmonic_mean(scores, agreements) == pytest.approx(expected)
+    for score, agreement, expected in (
+        (0.75, 0.5, 0.6),  # 2 * 0.75 * 0.5 / 1.25
+        (0.0, 0.5, 0.0),
+        (0.0, 0.0, 0.0),
+        (2.5, 1.0, 10 / 7),  # the largest
+        (0.5, -0.5, 0.0),  # a sum of 0, which only unclipped cosines can have
+    ):
+        found = harmonic_mean(np.array([score]), np.array([agreement]))
+        assert found == pytest.approx([expected])
 
 
 class Fixed:
@@ -147,7 +146,8 @@ class Fixed:
 def test_clipping_by_hand(kind, image, reference, plain, clipped, unclipped):
     encoder = Fixed(image, reference)
     with_references = RefClipScore if kind is ClipScore else RefPacScore
-    alone, paper = kind(encoder), with_references(encoder)
+    alone = kind(encoder)
+    paper = with_references(encoder)
     released = with_references(encoder, clip_references=False)
     row = {"image": [noise_image(1)], "references": [["a reference"]]}
     for reward, expected, bounds in (
@@ -158,33 +158,27 @@ def test_clipping_by_hand(kind, image, reference, plain, clipped, unclipped):
         (found,) = reward(None, ["caption"], **row)
         assert found == pytest.approx(expected, abs=1e-6)
         assert reward.bounds == bounds
-    assert set(encoder.texts) == {f"{PREFIX}caption", f"{PREFIX}a reference"}
+    assert {*encoder.texts} == {f"{PREFIX}caption", f"{PREFIX}a reference"}
     assert paper.signature != released.signature
-    assert (alone.columns, paper.columns) == ({"image"}, {"image", "references"})
     assert kind.bounds == alone.bounds, "what a listing says"
 
 
-PREFIX = "A photo depicts "
-
-
 def test_images_and_references_are_encoded_once(backbone, columns, tmp_path):
-    counted, later = Counted(backbone), Counted(backbone)
-    reward = RefClipScore(counted, cache_dir=tmp_path / "cache")
-    first = reward(None, CAPTIONS, **columns)
-    assert (counted.images, counted.texts) == (3, 2 + 4)
-    assert reward(None, CAPTIONS, **columns) == pytest.approx(first, abs=1e-6)
-    assert (counted.images, counted.texts) == (3, 2 + 4 + 2), "captions alone, again"
-    bounded = RefClipScore(later, cache_dir=tmp_path / "cache", cache_references=2)
-    for _ in range(2):
-        assert bounded(None, CAPTIONS, **columns) == pytest.approx(first, abs=1e-6)
+    def scored(encoder, **options):
+        reward = RefClipScore(encoder, cache_dir=tmp_path / "cache", **options)
+        first, second = (reward(None, CAPTIONS, **columns) for _ in range(2))
+        assert second == pytest.approx(first, abs=1e-6)
+        return encoder.images, encoder.texts
+
+    # two captions, four references, and the captions again
+    assert scored(Counted(backbone)) == (3, 2 + 4 + 2)
     # images are on disk; two of four references are known
-    assert (later.images, later.texts) == (0, 2 + 4 + 2 + 2)
+    assert scored(Counted(backbone), cache_references=2) == (0, 2 + 4 + 2 + 2)
 
 
 @pytest.mark.parametrize(
     ("column", "values", "message"),
     [
-        ("image", None, "'image'"),
         ("references", [["a"], [], ["b"]], "row 1"),
         ("image", [Drawn(1)], "column 'image' has 1.*3"),
         ("image", [Drawn(1), Drawn(2), "absent.jpg"], "absent.jpg"),

@@ -31,18 +31,18 @@ VIDEO = [noise_image(1), noise_image(2), noise_image(3)]
 
 @pytest.fixture(scope="module")
 def backbone(tmp_path_factory):
-    return load_frozen_encoder(
-        ARCHITECTURE, tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
-    )
+    checkpoint = tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+    return load_frozen_encoder(ARCHITECTURE, checkpoint)
 
 
 def test_greedy_matching_by_hand():
     cosines = np.array([[0.9, 0.1, 0.3], [0.2, 0.6, 0.4]])
+    weights = np.array([0.75, 0.25]), np.full(3, 1 / 3)
     precision = 0.75 * 0.9 + 0.25 * 0.6
     recall = (0.9 + 0.6 + 0.4) / 3
-    f1 = greedy_f1(cosines, np.array([0.75, 0.25]), np.full(3, 1 / 3))
+    f1 = greedy_f1(cosines, *weights)
     assert f1 == pytest.approx(2 * precision * recall / (precision + recall))
-    assert greedy_f1(-cosines, np.array([0.75, 0.25]), np.full(3, 1 / 3)) == 0
+    assert greedy_f1(-cosines, *weights) == 0
 
 
 def test_weights_of_tokens_by_hand():
@@ -53,38 +53,40 @@ def test_weights_of_tokens_by_hand():
     assert weights[9] == pytest.approx((math.log(4 / 3) + math.log(2)) / 4)
 
 
-def by_hand(backbone, text, other, weights=None):
+@torch.no_grad()
+def by_hand(backbone, text, other, weight=lambda token: 1.0):
     """Coarse and fine, from the tower's own layers; ``other`` [P, D] with equal weights."""
     model = backbone.model
     ids = open_clip.tokenize([text])
-    with torch.no_grad():
-        hidden = model.token_embedding(ids) + model.positional_embedding
-        hidden = model.transformer(hidden, attn_mask=model.attn_mask)
-        hidden = model.ln_final(hidden) @ model.text_projection
+    hidden = model.token_embedding(ids) + model.positional_embedding
+    hidden = model.transformer(hidden, attn_mask=model.attn_mask)
+    hidden = model.ln_final(hidden) @ model.text_projection
     end = int(ids.argmax())
     tokens = normalize(hidden[0, : end + 1], dim=-1).numpy().astype(float)
     cosines = tokens @ other.T
-    own = [1.0 if weights is None else weights(int(i)) for i in ids[0, : end + 1]]
-    precision, recall = np.average(cosines.max(1), weights=own), cosines.max(0).mean()
+    own = [weight(token) for token in ids[0, : end + 1].tolist()]
+    precision = np.average(cosines.max(1), weights=own)
+    recall = cosines.max(0).mean()
+    fine = 0.0
+    if min(precision, recall) > 0:
+        fine = 2 * precision * recall / (precision + recall)
     mean = other.mean(0)
-    lowest = min(precision, recall)
-    fine = 2 * precision * recall / (precision + recall) if lowest > 0 else 0.0
-    return float(tokens[-1] @ mean / np.linalg.norm(mean)), float(fine)
+    return tokens[-1] @ mean / np.linalg.norm(mean), fine
 
 
 @pytest.mark.parametrize("idf", [None, ["a cat", "a dog", "two cats"]])
 def test_scores_by_hand(backbone, idf):
     frames = backbone.encode_images(VIDEO).numpy().astype(float)
-    weights = None
+    options = {}
     if idf is not None:
-        every = [open_clip.tokenize([text])[0] for text in idf]
-        table = token_idf([ids[: int(ids.argmax()) + 1].tolist() for ids in every])
-        weights = lambda token: table.get(token, math.log(4))  # noqa: E731
-    columns = {"image": [VIDEO, VIDEO[::-1]]}
-    scores = EmScore(backbone, idf_captions=idf)(None, TEXTS, **columns)
-    for row, text in enumerate(TEXTS):
-        coarse, fine = by_hand(backbone, text, frames, weights)
-        assert scores[row] == pytest.approx((coarse + fine) / 2, abs=1e-6)
+        rows = open_clip.tokenize(idf)
+        table = token_idf([ids[: int(ids.argmax()) + 1].tolist() for ids in rows])
+        options["weight"] = lambda token: table.get(token, math.log(4))
+    score = EmScore(backbone, idf_captions=idf)
+    found = score(None, TEXTS, image=[VIDEO, VIDEO[::-1]])
+    both = [by_hand(backbone, text, frames, **options) for text in TEXTS]
+    expected = [(coarse + fine) / 2 for coarse, fine in both]
+    assert found == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_score_with_references_is_the_mean_with_the_best_one(backbone):
@@ -96,7 +98,7 @@ def test_the_score_with_references_is_the_mean_with_the_best_one(backbone):
     assert found[0] == pytest.approx((alone[0] + 1) / 2, abs=1e-6)
     tokens = backbone.encode_tokens(["a red house"])[0][1].numpy().astype(float)
     _, fine = by_hand(backbone, TEXTS[1], tokens)
-    coarse = float(tokens[-1] @ backbone.encode_texts([TEXTS[1]])[0].numpy())
+    coarse = float(tokens[-1] @ backbone.encode_texts(TEXTS)[1].numpy())
     assert found[1] == pytest.approx((alone[1] + (coarse + fine) / 2) / 2, abs=1e-6)
 
 
@@ -112,25 +114,28 @@ def test_the_pooled_token_is_the_captions_embedding(tmp_path, kind):
         tiny_student(tmp_path, kind)
     encoder = load_frozen_encoder(str(tmp_path))
     found = encoder.encode_tokens(TEXTS)
-    pooled = torch.stack([rows[0 if kind == "dual" else -1] for _, rows in found])
+    place = 0 if kind == "dual" else -1
+    pooled = torch.stack([rows[place] for _, rows in found])
     assert torch.allclose(pooled, encoder.encode_texts(TEXTS), atol=1e-5)
-    lengths = encoder.texts.encoder.lengths(encoder.token_ids(TEXTS)).tolist()
-    for (ids, rows), length in zip(found, lengths, strict=True):
-        assert len(ids) == len(rows) == length
+    lengths = encoder.texts.encoder.lengths(encoder.token_ids(TEXTS))
+    assert [len(rows) for _, rows in found] == lengths.tolist()
+    assert [len(ids) for ids, _ in found] == lengths.tolist()
 
 
 def test_frames_are_embedded_a_single_time(backbone, tmp_path):
     counted = Counted(backbone)
-    counted.has_tokens, counted.encode_tokens = True, backbone.encode_tokens
+    counted.has_tokens = True
+    counted.encode_tokens = backbone.encode_tokens
     score = EmScore(counted, cache_dir=tmp_path)
     video = [Drawn(1), Drawn(2)]
     first = score(None, TEXTS * 2, image=[video, VIDEO] * 2)
     assert score(None, TEXTS, image=[video, VIDEO]) == first[:2]
     assert counted.images == 5
-    weighted = EmScore(backbone, idf_captions=TEXTS)
-    assert "idf of 2 captions" in weighted.signature
-    other = EmScore(backbone, idf_captions=[*TEXTS[:1], "another"])
-    assert other.signature != weighted.signature
+    signatures = {
+        EmScore(backbone, idf_captions=captions).signature
+        for captions in (None, TEXTS, [*TEXTS[:1], "another"])
+    }
+    assert len(signatures) == 3
 
 
 def test_what_cannot_be_matched_is_refused(backbone):
@@ -141,4 +146,3 @@ def test_what_cannot_be_matched_is_refused(backbone):
     with pytest.raises(ValueError, match="PAC-S"):
         build("pac_s_video", backbone="ViT-B-32")
     assert build("ref_pac_s_video", backbone=backbone).__name__ == "ref_pac_s_video"
-    assert EmScore(backbone)(None, [], image=[]) == []

@@ -17,23 +17,22 @@ from transformers import (
     BertModel,
     CLIPConfig,
     CLIPImageProcessor,
+    CLIPImageProcessorPil,
     CLIPModel,
     ConvNextConfig,
     ConvNextImageProcessor,
     ConvNextModel,
     Dinov2Config,
     Dinov2Model,
-    ResNetConfig,
-    ResNetModel,
     RobertaConfig,
     RobertaModel,
     ViTImageProcessor,
+    ViTImageProcessorPil,
     ViTMAEConfig,
     ViTMAEModel,
     ViTModel,
 )
 
-from rewards.clip.preprocessing import Preprocessing
 from rewards.clip.pretrained import (
     ImageEncoder,
     TextEncoder,
@@ -104,34 +103,27 @@ def save_text(folder, name):
 
 @torch.no_grad()
 def test_a_vit_without_its_class_token_row_by_row(tmp_path):
-    encoder = load_part(ImageEncoder, save_vit(tmp_path))
+    name = save_vit(tmp_path)
+    encoder = load_part(ImageEncoder, name)
     assert not encoder.training
     vit = ViTModel.from_pretrained(tmp_path)
     states = vit(images()).last_hidden_state[:, 1:]
     torch.testing.assert_close(encoder(images()), states.reshape(2, 4, 4, 16))
-    assert example_output(encoder).shape == (1, 4, 4, 16)
     assert example_output(load_part(ImageEncoder, OWN, {"gain": 2.0})).shape[-1] == 3
     vit.half().save_pretrained(tmp_path)
     for pretrained in (True, False):
-        halves = load_part(
-            ImageEncoder, f"transformers:{tmp_path}", pretrained=pretrained
-        )
+        halves = load_part(ImageEncoder, name, pretrained=pretrained)
         assert {each.dtype for each in halves.parameters()} == {torch.float32}
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", ["resnet", "convnext"])
-def test_convolutional_networks_of_transformers(tmp_path, kind):
-    sizes = {"hidden_sizes": [8, 16], "depths": [1, 1]}
-    if kind == "resnet":
-        config = ResNetConfig(embedding_size=8, layer_type="basic", **sizes)
-        model = ResNetModel(config)
-    else:
-        model = ConvNextModel(ConvNextConfig(num_stages=2, **sizes))
-    ConvNextImageProcessor(size={"shortest_edge": SIDE}).save_pretrained(tmp_path)
+def test_a_convolutional_network_of_transformers(tmp_path):
+    config = ConvNextConfig(num_stages=2, hidden_sizes=[8, 16], depths=[1, 1])
+    model = ConvNextModel(config).eval()
     model.save_pretrained(tmp_path)
+    ConvNextImageProcessor(size={"shortest_edge": SIDE}).save_pretrained(tmp_path)
     encoder = load_part(ImageEncoder, f"transformers:{tmp_path}")
-    found = model.eval()(images()).last_hidden_state
+    found = model(images()).last_hidden_state
     torch.testing.assert_close(encoder(images()), found.permute(0, 2, 3, 1))
     opened = open_blocks(encoder, 1)
     assert opened
@@ -154,7 +146,8 @@ def test_the_towers_of_a_clip_of_transformers(tmp_path):
 @torch.no_grad()
 def test_the_image_tower_of_open_clip(tmp_path):
     name = f"open_clip:{ARCHITECTURE}/{tiny_checkpoint(tmp_path)}"
-    image, clip = load_part(ImageEncoder, name), open_clip.create_model(ARCHITECTURE)
+    image = load_part(ImageEncoder, name)
+    clip = open_clip.create_model(ARCHITECTURE)
     clip.load_state_dict(torch.load(tmp_path / "seed0.pt"))
     kept = []
     clip.visual.ln_post.register_forward_hook(lambda *call: kept.append(call[-1]))
@@ -176,7 +169,6 @@ def test_states_of_a_text_do_not_depend_on_padding(tmp_path, name):
         own = states[row, : lengths[row]]
         torch.testing.assert_close(own, alone, rtol=1e-4, atol=1e-5)
     long = ["a man " * 20]
-    assert encoder.tokenize(long, 6).shape == (1, 6)
     assert encoder(encoder.tokenize(long, 12)).shape == (1, 12, 16)
 
 
@@ -193,45 +185,36 @@ def test_states_of_a_text_do_not_depend_on_padding(tmp_path, name):
 def test_pixels_are_those_of_the_image_processor(tmp_path, processor, options):
     getattr(transformers, processor)(**options).save_pretrained(tmp_path)
     theirs = transformers.AutoImageProcessor.from_pretrained(tmp_path, backend="pil")
-    ours = preprocessing_from(theirs.to_dict())
-    for size in (
-        (50, 37),
-        (37, 50),
-        (33, 35),
-        (20, 99),
-        (40, 32),
-    ):  # odd and even margins of the crop
+    ours = preprocessing_from(theirs)
+    # odd and even margins of the crop
+    for size in ((50, 37), (37, 50), (33, 35), (20, 99), (40, 32)):
         image = noise_image(2, size)
-        np.testing.assert_array_equal(
-            ours(image).numpy(), np.asarray(theirs(image)["pixel_values"][0])
-        )
+        expected = theirs(image)["pixel_values"][0]
+        np.testing.assert_array_equal(ours(image).numpy(), expected)
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"do_pad": True},
-        {"resample": 1},
-        {"rescale_factor": 1.0},
-        {"size": {"height": 32, "width": 40}},
-        {"size": {"longest_edge": 32}},
-    ],
+    "size", [{"height": 32, "width": 40}, {"longest_edge": 32, "shortest_edge": 16}]
 )
-def test_an_image_processor_that_does_something_else_is_refused(change):
-    half = (0.5, 0.5, 0.5)
-    usual = {"size": CROP, "resample": 3, "image_mean": half, "image_std": half}
-    expected = Preprocessing(SIDE, half, half, "bicubic", "squash", True)
-    assert preprocessing_from(usual) == expected
-    with pytest.raises(ValueError, match="image processor"):
-        preprocessing_from(usual | change)
+def test_an_image_processor_without_a_square_output_is_refused(size):
+    with pytest.raises(ValueError, match="no square"):
+        preprocessing_from(ViTImageProcessorPil(size=size))
+
+
+@pytest.mark.parametrize("off", ["do_normalize", "do_rescale"])
+def test_steps_of_an_image_processor_may_be_off(off):
+    processor = CLIPImageProcessorPil(size={"shortest_edge": SIDE}, crop_size=CROP)
+    setattr(processor, off, False)
+    image = noise_image(2)
+    expected = torch.tensor(processor(image)["pixel_values"][0]).float()
+    torch.testing.assert_close(preprocessing_from(processor)(image), expected)
 
 
 def test_a_pooler_that_a_file_lacks_is_no_part_of_the_encoder(tmp_path):
-    name, file = save_vit(tmp_path, pooler=False), tmp_path / "model.safetensors"
-    one, other = (
-        fingerprint(load_part(ImageEncoder, name).state_dict()) for _ in range(2)
-    )
-    assert one == other
+    name = save_vit(tmp_path, pooler=False)
+    file = tmp_path / "model.safetensors"
+    states = [load_part(ImageEncoder, name).state_dict() for _ in range(2)]
+    assert fingerprint(states[0]) == fingerprint(states[1])
     weights = load_file(file)
     del weights[next(key for key in weights if "layer.1." in key)]
     save_file(weights, file, {"format": "pt"})
@@ -245,8 +228,6 @@ def test_the_last_blocks_are_open_and_what_follows(tmp_path):
     last = re.compile(r"layers\.[12]\.|^model\.layernorm\.")
     expected = [name for name in every if last.search(name)]
     assert open_blocks(encoder, 2) == expected
-    trained = [name for name, each in encoder.named_parameters() if each.requires_grad]
-    assert trained == expected
     read = [name for name in every if ".pooler." not in name]
     assert (open_blocks(encoder, 0), open_blocks(encoder, None)) == ([], read)
     with pytest.raises(ValueError, match="3 blocks"):
@@ -276,7 +257,7 @@ def test_what_the_output_does_not_depend_on_stays_frozen(tmp_path, kind, blocks)
 def test_what_cannot_be_loaded_is_named(tmp_path):
     bert = save_text(tmp_path / "bert", "bert")
     vit = save_vit(tmp_path / "vit")
-    for name in ("vit", "open_clip:ViT-B-32", "no_such_module:Encoder", bert):
+    for name in ("vit", "no_such_module:Encoder", bert):
         with pytest.raises(ValueError, match=re.escape(repr(name))):
             load_part(ImageEncoder, name)
     with pytest.raises(ValueError, match="ViTModel"):

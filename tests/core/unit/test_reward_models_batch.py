@@ -44,7 +44,6 @@ from tests.reward_models_for_tests import DATA
 
 ROW = {
     "image_id": "a",
-    "image": Drawn(9),
     "references": ["one dog", "two black cats", "a very long caption here"],
 }
 LONG = build_data(
@@ -55,23 +54,22 @@ CAPTIONS = [row["references"][0] for row in ROWS]
 IDS = [row["image_id"] for row in ROWS]
 
 
-def token_cache(trims=True, context_length=24):
+def texts_of(context_length, trims=True):
     return Texts(ClipText(SimpleTokenizer(), context_length), context_length, trims)
 
 
-TOKENS = token_cache(context_length=124)
+TOKENS = texts_of(124)
 
 
 def test_ids_are_those_of_the_tokenizer_truncated_or_padded():
     captions = ["a dog", "two black cats on a mat"]
     expected = SimpleTokenizer(context_length=24)(captions)
-    assert torch.equal(token_cache(trims=False)(captions), expected)
+    assert torch.equal(texts_of(24, trims=False)(captions), expected)
     longest = int((expected != 0).sum(dim=1).max())
-    assert torch.equal(token_cache()(captions), expected[:, :longest])
-    short = token_cache(context_length=5)
-    assert torch.equal(short(captions), SimpleTokenizer(context_length=5)(captions))
-    assert short.too_long(captions) == 1
-    assert token_cache(context_length=4).too_long(["a dog"]) == 0, "4 tokens fit 4"
+    assert torch.equal(texts_of(24)(captions), expected[:, :longest])
+    cut = SimpleTokenizer(context_length=4)(captions)
+    assert torch.equal(texts_of(4)(captions), cut)
+    assert texts_of(4).too_long(captions) == 1, "4 tokens fit 4"
 
 
 def short_caption(row, caption, step, source):
@@ -80,13 +78,12 @@ def short_caption(row, caption, step, source):
 
 
 def test_the_caption_is_a_function_of_seed_step_and_image():
-    chosen, again, other = (
-        [caption_index(ROW, "random", seed, step) for step in range(60)]
-        for seed in (0, 0, 1)
-    )
-    assert set(chosen) == {0, 1, 2}
-    assert chosen == again != other
-    assert {caption_index(ROW, "first", 0, step) for step in range(9)} == {0}
+    def chosen(seed, captions="random"):
+        return [caption_index(ROW, captions, seed, step) for step in range(60)]
+
+    assert {*chosen(0)} == {0, 1, 2}
+    assert chosen(0) == chosen(0) != chosen(1)
+    assert {*chosen(0, "first")} == {0}
     row = {**ROW, "short_references": ["a", "b"]}
     rows = [{**row, "image_id": str(number)} for number in range(40)]
     assert {caption_index(row, "random", 0, 3) for row in rows} == {0, 1, 2}
@@ -94,8 +91,9 @@ def test_the_caption_is_a_function_of_seed_step_and_image():
 
 
 def test_pixels_are_those_of_the_preprocessing_and_drawn_once():
-    image, preprocessing = noise_image(1), Preprocessing(32)
+    preprocessing = Preprocessing(32)
     cache = PixelCache(preprocessing, cache_bytes=3 * 32 * 32)
+    image = noise_image(1)
     for _ in range(2):
         found = cache.of({"image_id": "b", "image": image})
         assert torch.equal(found, preprocessing(image))
@@ -107,63 +105,56 @@ def test_pixels_are_those_of_the_preprocessing_and_drawn_once():
 
 
 def test_images_of_two_splits_with_one_id_have_their_own_pixels(tmp_path):
-    files = [tmp_path / f"{number}.png" for number in range(2)]
-    for number, file in enumerate(files):
-        noise_image(number).save(file)
+    rows = []
+    for seed in range(2):
+        rows.append({"image_id": "a", "image": tmp_path / f"{seed}.png"})
+        noise_image(seed, (32, 32)).save(rows[-1]["image"])
     captioner = tiny_captioner()
     captioner.cache_bytes = 10**6
     cache = PixelCache(Preprocessing(32), cache_bytes=10**6)
     for _ in range(2):
-        rows = [{"image_id": "a", "image": file, "references": []} for file in files]
         for row in rows:
             expected = Preprocessing(32)(open_image(row["image"]))
             assert torch.equal(cache.of(row), expected)
         one, other = (captioner.preprocess([row])["pixel_values"] for row in rows)
         assert not torch.equal(one, other)
-    assert [len(model.cached) for model in (cache, captioner)] == [2, 2]
 
 
-def test_a_share_of_the_captions_has_negatives():
-    rows = [{"image_id": str(n), "references": ["dog"]} for n in range(400)]
-    items = [(row, 3) for row in rows]
+def test_hard_negatives_are_texts_of_their_rows_and_counted():
+    """A row may have fewer than there are columns."""
+    rows = [{"image_id": str(n), "references": ["dog"]} for n in range(3)]
 
     def negated(row, caption, generator):
-        return [("no", f"no {caption}")]
+        made = [("no", f"no {caption}"), ("two", f"{generator.integers(10**6)} dogs")]
+        return made[: int(row["image_id"])]
 
-    negatives = HardNegatives(negated, 2, 0.25, seed=2)
-    collate = PairCollate(None, token_cache(), seed=2, additions=[negatives])
-    batch = collate(items)
-    false = batch.targets["false"]
-    assert float(false[:, 0].mean()) == pytest.approx(0.25, abs=0.05)
-    assert not false[:, 1].any(), "one caption alone is made"
-    expected = ["no dog" if count else "" for count in false[:, 0].tolist()]
-    assert torch.equal(batch.inputs["text_false0"], token_cache()(expected))
-    part = collate(items[7:9]).targets["false"]
-    assert torch.equal(part, false[7:9]), "whatever the micro-batch"
-    later = collate([(row, 4) for row in rows]).targets["false"]
-    assert not torch.equal(later, false)
+    def batch(step, first=0):
+        made = HardNegatives(negated, 2, seed=2)
+        collate = PairCollate(None, TOKENS, seed=2, additions=[made])
+        return collate([(row, step) for row in rows[first:]])
 
-
-# views
+    found = batch(3)
+    assert found.targets["false"].tolist() == [[0, 0], [1, 0], [1, 1]]
+    expected = TOKENS(["", "no dog", "no dog"])
+    assert torch.equal(found.inputs["text_false0"], expected)
+    second = found.inputs["text_false1"][2]
+    part = batch(3, first=2).inputs["text_false1"][0]
+    assert torch.equal(part, second), "whatever the micro-batch"
+    assert not torch.equal(batch(4).inputs["text_false1"][2], second)
 
 
 def test_rand_augment_comes_before_normalisation_and_the_other_views():
-    row = {"image_id": "b", "image": noise_image(1, (32, 32)), "references": []}
+    row = {"image_id": "b", "image": noise_image(1, (32, 32))}
     preprocessing = Preprocessing(32)
     square = preprocessing.square(row["image"])
     cache = PixelCache(preprocessing, 10**6)
-    collate = PairCollate(
-        cache, None, augmentations=("rand_augment", "horizontal"), seed=3
-    )
+    names = ("rand_augment", "horizontal")
+    collate = PairCollate(cache, None, augmentations=names, seed=3)
     for step in range(6):
         view = preprocessing.normalise(rand_augment(square, 3, step, "b"))
         expected = augment(view, ["horizontal"], 3, step, "b")
         assert torch.equal(collate([(row, step)]).inputs["image"][0], expected)
-    kept = cache.of(row)
-    assert torch.equal(kept, preprocessing(row["image"])), "the cache is left alone"
-
-
-# triplets
+    assert torch.equal(cache.square("b", row["image"]), square), "as it was"
 
 
 def test_base_and_positive_are_prefixes_and_the_negative_is_of_another_caption():
@@ -179,9 +170,13 @@ def test_base_and_positive_are_prefixes_and_the_negative_is_of_another_caption()
         # The unit at the same position, or the last one of a shorter caption; no comma follows a
         # full stop.
         lead = ",;: " if triplet.base.endswith(".") else " "
-        others = [detail_units(other) for other in CAPTIONS if other != caption]
-        units = [other[min(length + 1, len(other) - 1)] for other in others]
-        assert unit in [other.lstrip(lead).strip() for other in units]
+        units = []
+        for other in CAPTIONS:
+            if other != caption:
+                details = detail_units(other)
+                detail = details[min(length + 1, len(details) - 1)]
+                units.append(detail.lstrip(lead).strip())
+        assert unit in units
         own = triplet.positive.removeprefix(triplet.base).strip()
         assert unit.lower() != own.lower()
     assert len(lengths) > 3
@@ -189,32 +184,31 @@ def test_base_and_positive_are_prefixes_and_the_negative_is_of_another_caption()
 
 def test_with_given_donors_a_triplet_depends_on_its_row_and_the_seed_alone():
     donors = [Donor("z", detail_units(CAPTIONS[0]))]
-    whole, other = (
-        make_triplets(CAPTIONS[1:], IDS[1:], seed, donors=donors) for seed in (1, 2)
-    )
-    assert make_triplets(CAPTIONS[1:4], IDS[1:4], 1, donors=donors) == whole[:3]
-    assert other != whole
+
+    def made(seed, rows=slice(1, None)):
+        return make_triplets(CAPTIONS[rows], IDS[rows], seed, donors=donors)
+
+    assert made(1, slice(1, 4)) == made(1)[:3]
+    assert made(2) != made(1)
 
 
 def test_shuffled_negatives_have_the_words_of_the_others_in_another_order():
-    def shuffled(seed, rate):
-        """Which triplets differ from those that are not shuffled."""
-        plain, mixed = (make_triplets(CAPTIONS, IDS, seed, r) for r in (0.0, rate))
+    plain = make_triplets(CAPTIONS, IDS, 1, 0.0)
+    differ = []
+    for rate in (1.0, 0.5):
+        mixed = make_triplets(CAPTIONS, IDS, 1, rate)
         for one, other in zip(plain, mixed, strict=True):
             assert (one.base, one.positive) == (other.base, other.positive)
             words = [sorted(t.negative.strip(".").split()) for t in (one, other)]
             assert words[0] == words[1]
-        return [one != other for one, other in zip(plain, mixed, strict=True)]
-
-    assert np.mean(shuffled(1, 1.0)) > 0.5
-    # A row is not shuffled in every step or in none; and it may come out as it was.
-    halves = np.array([shuffled(seed, 0.5) for seed in range(12)])
-    assert halves.any(axis=0).mean() > 0.95
-    assert halves.mean() < 0.6
+        moved = [one != other for one, other in zip(plain, mixed, strict=True)]
+        differ.append(np.mean(moved))
+    assert differ[0] > 0.6 > differ[1] > 0.2
     text = shuffled_words(", and a small 3.5 m (old) boat.", Draws("test", 0))
     assert (text[:2], text[-1]) == (", ", ".")
-    words = ["and", "a", "small", "3.5", "m", "(old)", "boat"]
-    assert sorted(text[2:-1].split()) == sorted(words)
+    assert sorted(text[2:-1].split()) == sorted(
+        ["and", "a", "small", "3.5", "m", "(old)", "boat"]
+    )
     assert shuffled_words("...", Draws("test", 0)) == "..."
 
 
@@ -226,18 +220,15 @@ def test_none_without_two_units_or_without_another_image():
     # In the same words, though of another image, it would be no negative.
     same = [Donor("b", detail_units(long))]
     assert make_triplets([long], ["a"], 0, donors=same) == [None]
-    bus = [Donor("b", ["a red bus"])]
-    (triplet,) = make_triplets([fish], ["a"], 0, 0.0, donors=bus)
-    assert triplet.negative == triplet.base + " a red bus"
 
 
 @pytest.mark.parametrize(
     ("base", "unit", "joined"),
     [
-        ("A red circle", ", a blue star", "A red circle, a blue star"),
-        ("A red circle.", ", a blue star", "A red circle. a blue star"),
-        ("A red circle.", " It is blue.", "A red circle. It is blue."),
-        ("A red circle", "a blue star", "A red circle a blue star"),
+        ("A circle", ", a star", "A circle, a star"),
+        ("A circle.", ", a star", "A circle. a star"),
+        ("A circle.", " It is blue.", "A circle. It is blue."),
+        ("A circle", "a star", "A circle a star"),
     ],
 )
 def test_units_of_other_captions_are_joined_without_double_punctuation(
@@ -268,19 +259,11 @@ def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all(d
 
 
 def test_triplets_that_do_not_fit_do_not_count():
-    short = token_cache(context_length=8)
-    given = [
-        Triplet("a cat", "a cat sits", "a cat flies"),
-        None,
-        Triplet("a", "a cat", "a cat on a mat in a hat"),
-    ]
-    texts, counts = triplet_texts(given, short)
+    fits = Triplet("a cat", "a cat sits", "a cat flies")
+    long = Triplet("a", "a cat", "a cat on a mat in a hat")
+    texts, counts = triplet_texts([fits, None, long], texts_of(8))
     assert counts.tolist() == [1, 0, 0]
-    assert texts == {
-        "base": ["a cat", "", ""],
-        "positive": ["a cat sits", "", ""],
-        "negative": ["a cat flies", "", ""],
-    }
+    assert texts == {name: [text, "", ""] for name, text in fits._asdict().items()}
 
 
 def test_short_captions_are_the_first_sentence_or_a_reference():
@@ -289,27 +272,23 @@ def test_short_captions_are_the_first_sentence_or_a_reference():
         ("A cat sits. It is 3.5 kg.", "A cat sits."),
         # paragraphs, as of ShareGPT4V
         ("A cat sits.\n\nIt is 3.5 kg. It sleeps.", "A cat sits."),
-        ("A cat.", "A cat."),
         ("a cat", "a cat"),
     ):
         assert short_caption(row, caption, 0, "first_sentence") == first
-    drawn = [short_caption(row, "One.", step, "references") for step in range(40)]
-    assert set(drawn) == set(row["short_references"])
-    additions = [partial(add_short_captions, source="references", seed=0)]
-    batch = PairCollate(None, TOKENS, additions=additions)([(row, 4)])
-    assert torch.equal(batch.inputs["text_short"], TOKENS([drawn[4]]))
+    drawn = {short_caption(row, "One.", step, "references") for step in range(40)}
+    assert drawn == {*row["short_references"]}
 
 
 def test_some_captions_are_as_a_captioner_writes_them():
     """Per image and step, all texts of it alike, and their tokens those of the bare words."""
     triplets = StepTriplets(ROWS, TOKENS, len(ROWS), 3, "random", shuffle_rate=0.0)
     short = partial(add_short_captions, source="references", seed=3)
-    written, bare, mixed = (
-        PairCollate(
-            None, TOKENS, seed=3, plain_captions=rate, additions=[short, triplets]
-        )([(row, 2) for row in ROWS])
-        for rate in (0.0, 1.0, 0.5)
-    )
+
+    def batch(rate):
+        options = {"seed": 3, "plain_captions": rate, "additions": [short, triplets]}
+        return PairCollate(None, TOKENS, **options)([(row, 2) for row in ROWS])
+
+    written, bare, mixed = (batch(rate) for rate in (0.0, 1.0, 0.5))
     # what the log and a teacher see does not change
     assert mixed.captions == bare.captions == written.captions
     marks = torch.tensor([SimpleTokenizer().encode(mark)[0] for mark in ".,"])
@@ -329,13 +308,10 @@ def test_some_captions_are_as_a_captioner_writes_them():
         assert len(grouped.unique()) == distinct
 
 
-# generated positives
-
-
 def photo(name, **more):
     """A row of three captions."""
-    references = ["a dog", "two cats", "red"]
     image = noise_image(1, (32, 32))
+    references = ["a dog", "two cats", "red"]
     return {"image_id": name, "image": image, "references": references, **more}
 
 
@@ -347,25 +323,24 @@ MADE = {
 
 @pytest.mark.parametrize("captions", ["random", "first"])
 def test_a_generated_image_is_that_of_the_caption_which_the_step_learns(captions):
-    row, preprocessing = photo("a", **MADE), Preprocessing(32)
+    row = photo("a", **MADE)
+    preprocessing = Preprocessing(32)
     generated = GeneratedPositives(("image", "text"), captions, seed=3)
     pixels = PixelCache(preprocessing, 10**6)
     collate = PairCollate(pixels, TOKENS, captions, seed=3, additions=[generated])
-    plain = PairCollate(pixels, TOKENS, captions, seed=3)
-    seen, told = set(), set()
+    seen = set()
+    told = set()
     for step in range(24):
-        inputs = collate([(row, step)]).inputs
+        batch = collate([(row, step)])
         index = caption_index(row, captions, 3, step)
-        image = preprocessing(MADE["positive_images"][index])
-        assert torch.equal(inputs.pop("image_generated")[0], image)
-        text = inputs.pop("text_generated")
-        told |= {one for one in MADE["positive_captions"] if TOKENS([one]).equal(text)}
         seen.add(index)
-        alone = plain([(row, step)]).inputs
-        assert inputs.keys() == alone.keys()
-        assert all(torch.equal(inputs[name], alone[name]) for name in alone)
+        assert batch.captions == [row["references"][index]]
+        image = preprocessing(MADE["positive_images"][index])
+        assert torch.equal(batch.inputs["image_generated"][0], image)
+        text = batch.inputs["text_generated"]
+        told |= {one for one in MADE["positive_captions"] if TOKENS([one]).equal(text)}
     assert seen == ({0} if captions == "first" else {0, 1, 2})
-    assert told == set(MADE["positive_captions"])
+    assert told == {*MADE["positive_captions"]}
 
 
 def test_positives_that_are_missing_are_named(tmp_path):
@@ -374,19 +349,16 @@ def test_positives_that_are_missing_are_named(tmp_path):
     # an empty reference that data.on_bad left out
     lost = whole | {"references": ["two cats", "red"]}
     check_positives([whole], ("image", "text"), "random")
-    check_positives([photo("a")], (), "random")
     check_positives([one], ("image",), "first")
-    for rows, wanted, captions, message in (
-        ([whole, one], "image", "random", "'b' has 1 positive_images for 3"),
-        ([whole, one], "text", "random", "'b'.*positive_captions"),
-        ([photo("a")], "image", "first", "'a' has 0 positive_images"),
-        ([lost], "image", "first", "'a' has 3 positive_images for 2"),
+    for row, wanted, captions, message in (
+        (one, "image", "random", "'b' has 1 positive_images for 3"),
+        (one, "text", "random", "'b'.*positive_captions"),
+        (lost, "image", "first", "'a' has 3 positive_images for 2"),
     ):
         with pytest.raises(DataError, match=message):
-            check_positives(rows, (wanted,), captions)
+            check_positives([whole, row], (wanted,), captions)
     (tmp_path / "bad.png").write_bytes(b"no image")
-    for name in ("bad.png", "none.png"):
-        images = [noise_image(2), str(tmp_path / name), noise_image(2)]
-        given = photo("c", positive_images=images)
-        with pytest.raises(DataError, match=rf"'c', '.*{name}'"):
-            check_positives([given], ("image",), "random", cache=tmp_path / "cache")
+    images = [noise_image(2), str(tmp_path / "bad.png"), noise_image(2)]
+    given = photo("c", positive_images=images)
+    with pytest.raises(DataError, match=r"'c', '.*bad.png'"):
+        check_positives([given], ("image",), "random", cache=tmp_path / "cache")

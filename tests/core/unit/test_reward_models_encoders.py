@@ -8,14 +8,13 @@ import json
 import open_clip
 import pytest
 import torch
-from accelerate import Accelerator
 from open_clip import SimpleTokenizer
 from torch import nn
+from transformers import BertModel
 
 from rewards.clip.backbone import load_frozen_encoder
 from rewards.clip.checkpoints import stretch_positions
 from rl_caption.config.reward_models import PartConfig
-from rl_caption.reward_models.batch import PairBatch
 from rl_caption.reward_models.clip_models import ClipModelConfig, pretrained_dual
 from rl_caption.reward_models.contrastive import contrastive
 from rl_caption.reward_models.encoders import (
@@ -27,7 +26,6 @@ from rl_caption.reward_models.encoders import (
     train_only,
     trained_clip,
 )
-from rl_caption.reward_models.task import EmbeddingTask
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import noise_image
 from tests.encoders_for_tests import save_text_encoder
@@ -62,15 +60,16 @@ def same_state(one, other):
 def test_a_contrastive_model_comes_back_as_a_reward(clip):
     model, shape, folder = clip
     backbone = load_frozen_encoder(str(folder))
-    picture, ids = noise_image(2), torch.tensor([[49406, 320, 1929, 49407]])
+    picture = noise_image(2)
+    ids = torch.tensor([[49406, 320, 1929, 49407]])
     pixels = backbone.preprocessing(picture)[None]
     mine = trained_clip(model)({"image": pixels, "text": ids})
     image = backbone.encode_images([picture], normalize=False)
     text = backbone.encode_texts(["a dog"], normalize=False)
     assert torch.allclose(image, mine["image"], atol=1e-5)
     assert torch.allclose(text, mine["text"], atol=1e-5)
-    back, shape_again, preprocessing = pretrained_clip(None, str(folder))
-    assert (shape_again, preprocessing) == (shape, backbone.preprocessing)
+    back, shape_again = pretrained_clip(None, str(folder))
+    assert shape_again == shape
     assert same_state(back, model)
     assert all(value.requires_grad for value in back.parameters())
 
@@ -114,11 +113,11 @@ def test_a_fine_tuned_model_keeps_its_activation(tmp_path, source, quick):
         as_archive(clip, file)
     else:
         torch.save(clip.state_dict(), file)
-    model, shape, preprocessing = pretrained_clip(name, file)
+    model, shape = pretrained_clip(name, file)
     save_clip(model, shape, tmp_path / "export")
     before = load_frozen_encoder(name, file)
     after = load_frozen_encoder(str(tmp_path / "export"))
-    assert after.preprocessing == preprocessing
+    assert after.preprocessing == before.preprocessing
     for encode, given in (("encode_images", noise_image(2)), ("encode_texts", "a dog")):
         found, expected = (getattr(each, encode)([given]) for each in (after, before))
         assert torch.allclose(found, expected, atol=1e-6)
@@ -138,7 +137,6 @@ def test_an_archive_of_another_architecture_is_refused(tmp_path):
     [
         (lambda f: random_clip("ViT-B-33", {}), "model.name is 'ViT-B-33'"),
         (lambda f: random_clip("ViT-B-16-SigLIP", {}), "timm_model_name"),
-        (lambda f: random_clip("coca_ViT-B-32", {}), "multimodal_cfg"),
         (lambda f: pretrained_clip(None, str(f)), r"open_clip_config.json"),
     ],
 )
@@ -149,14 +147,12 @@ def test_a_model_that_cannot_be_built_or_tuned_is_named(tmp_path, make, message)
 
 def test_a_stretched_model_is_exported_and_loads_again(clip, tmp_path):
     short, _, folder = clip
-    long, shape, _ = pretrained_clip(None, str(folder), 104, 4)
+    long, shape = pretrained_clip(None, str(folder), 104, 4)
     save_clip(long, shape, tmp_path)
-    backbone = load_frozen_encoder(str(tmp_path))
-    assert backbone.context_length == 104
-    expected = stretch_positions(short.positional_embedding, 4, 5)
-    assert torch.equal(backbone.model.positional_embedding, expected)
-    again, shape_again, _ = pretrained_clip(None, str(tmp_path))
+    again, shape_again = pretrained_clip(None, str(tmp_path))
     assert (again.context_length, shape_again) == (104, shape)
+    expected = stretch_positions(short.positional_embedding, 4, 5)
+    assert torch.equal(again.positional_embedding, expected)
     with pytest.raises(ConfigError, match=r"model\.context_length"):
         pretrained_clip(None, str(folder), 100, 4)
 
@@ -165,30 +161,40 @@ def test_frozen_positions_stay_as_they_are():
     torch.manual_seed(3)
     network = trained_clip(random_clip(None, CLIP)[0], frozen_positions=4)
     table = network.model.positional_embedding
-    before = table.detach().clone()
-    frozen = config_of(train={"freeze_positions": 4})
-    assert not frozen.decays("model.positional_embedding", table)
-    assert config_of().decays("model.positional_embedding", table)
-    optimizer = torch.optim.AdamW([table], lr=0.1, weight_decay=0.0)
+    name = "model.positional_embedding"
+    assert not config_of(train={"freeze_positions": 4}).decays(name, table)
+    assert config_of().decays(name, table)
     ids = torch.randint(1, 49000, (4, 9))
     ids[:, 8] = 49407
-    rows = [{"image_id": str(index)} for index in range(4)]
     inputs = {"image": torch.randn(4, 3, 32, 32), "text": ids}
-    task = EmbeddingTask(Accelerator(cpu=True), network, contrastive)
-    next(task.training_step([PairBatch(rows, inputs, ["a"] * 4)], 0))
-    optimizer.step()
-    assert torch.equal(table[:4], before[:4])
-    moved = (table[4:9] != before[4:9]).any(dim=1)
-    assert moved.all(), "all others that a text reaches"
+    contrastive(network(inputs), {})[0].backward()
+    moved = (table.grad != 0).any(dim=1)
+    assert moved[:9].tolist() == [False] * 4 + [True] * 5, "all that a text reaches"
+
+
+def parts(folder, image, **text):
+    model = ClipModelConfig(
+        kwargs={"embed_dim": 8},
+        image=PartConfig(**image),
+        text=PartConfig(encoder=save_text_encoder(folder), **text),
+    )
+    return pretrained_dual(model)
+
+
+def test_parts_may_start_from_random_weights_in_the_shape_of_what_is_named(tmp_path):
+    start = {"pretrained": False, "train_blocks": None}
+    kwargs = {"vision_cfg": CLIP["vision_cfg"]}
+    image = {"encoder": "open_clip:ViT-B-32", "kwargs": kwargs}
+    dual = parts(tmp_path, image | start, **start)
+    assert dual.preprocessing.size == 32
+    named = BertModel.from_pretrained(tmp_path).state_dict()
+    for name, value in dual.text_encoder.model.state_dict().items():
+        if "query.weight" in name:
+            assert not torch.allclose(value, named[name], atol=1e-3)
 
 
 def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path):
-    model = ClipModelConfig(
-        kwargs={"embed_dim": 8},
-        image=PartConfig(encoder=OWN, train_blocks=1),
-        text=PartConfig(encoder=save_text_encoder(tmp_path)),
-    )
-    dual = pretrained_dual(model)
+    dual = parts(tmp_path, {"encoder": OWN, "train_blocks": 1})
     encode = {"image": dual.encode_image, "text": dual.encode_text}
     network = TrainedEncoder(dual, encode, 100.0).train()
     before = {name: value.clone() for name, value in network.state_dict().items()}
@@ -196,8 +202,7 @@ def test_batch_norm_of_frozen_blocks_keeps_its_statistics(tmp_path):
     after = network.state_dict()
     moved = [name for name in after if not torch.equal(after[name], before[name])]
     assert moved
-    open_block = "model.image_encoder.stages.2.1."
-    assert all(name.startswith(open_block) for name in moved)
+    assert all(name.startswith("model.image_encoder.stages.2.1.") for name in moved)
 
 
 def test_low_rank_updates_start_at_nothing_and_are_exported_merged(clip, tmp_path):
@@ -211,7 +216,8 @@ def test_low_rank_updates_start_at_nothing_and_are_exported_merged(clip, tmp_pat
     for name, value in trained.items():
         if name.endswith("lora_b"):
             torch.nn.init.normal_(value, std=0.1)
-    state, old = merged_state(tuned), plain.state_dict()
+    state = merged_state(tuned)
+    old = plain.state_dict()
 
     def factors(name):
         return (trained[f"{name}.parametrizations.weight.0.lora_{x}"] for x in "ab")
@@ -221,12 +227,6 @@ def test_low_rank_updates_start_at_nothing_and_are_exported_merged(clip, tmp_pat
     expected = old[f"{key}.weight"] + 0.5 * b @ a
     assert torch.allclose(state[f"{key}.weight"], expected, atol=1e-7)
     assert state.keys() == old.keys()
-    weights = ("in_proj_weight", "out_proj.weight", "c_fc.weight", "c_proj.weight")
-    block = ("resblocks.0.", weights)
-    expected = {
-        name for name in old if block[0] in name and name.endswith(block[1])
-    } | {"visual.conv1.weight"}
-    assert {n for n in old if not torch.equal(state[n], old[n])} == expected
     # The kernel of the patches as the released files have it: A [rank k, 3 k] and B [k D, rank k]
     # (docs/papers.md).
     shapes = [factor.shape for factor in factors("visual.conv1")]
@@ -235,9 +235,7 @@ def test_low_rank_updates_start_at_nothing_and_are_exported_merged(clip, tmp_pat
     again = load_frozen_encoder(str(tmp_path)).model
     for graph in (True, False):  # without one, attention takes another way
         with torch.set_grad_enabled(graph):
-            for encode, given in (("encode_image", images), ("encode_text", ids)):
-                found, own, old = (
-                    getattr(model, encode)(given) for model in (again, tuned, plain)
-                )
-                assert torch.allclose(found, own, atol=1e-5)
-                assert not torch.allclose(found, old, atol=1e-2)
+            found = again.encode_image(images), again.encode_text(ids)
+            own = tuned.encode_image(images), tuned.encode_text(ids)
+        for one, other in zip(found, own, strict=True):
+            assert torch.allclose(one, other, atol=1e-5)

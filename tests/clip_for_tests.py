@@ -33,7 +33,8 @@ class Drawn:
     """A renderable image that counts how often it is drawn."""
 
     def __init__(self, shade):
-        self.shade, self.drawn = shade, 0
+        self.shade = shade
+        self.drawn = 0
 
     def render(self):
         self.drawn += 1
@@ -44,12 +45,11 @@ class Counted:
     """Passes everything on to an encoder and counts the images and texts that it was asked for."""
 
     def __init__(self, encoder):
-        self.encoder, self.images, self.texts = encoder, 0, 0
-        self.fingerprint, self.signature = encoder.fingerprint, encoder.signature
-        self.context_length, self.count_tokens = (
-            encoder.context_length,
-            encoder.count_tokens,
-        )
+        self.encoder = encoder
+        self.images = 0
+        self.texts = 0
+        for name in ("fingerprint", "signature", "context_length", "count_tokens"):
+            setattr(self, name, getattr(encoder, name))
 
     def encode_images(self, images):
         self.images += len(images)
@@ -73,12 +73,10 @@ def tiny_checkpoint(folder, seed=0):
 
 def weights():
     """A state of the tiny architecture, with OpenAI's keys."""
-    torch.manual_seed(
-        19
-    )  # a seed under which the cosines of all rows are above 0, with and without updates
-    return {
-        key: value.clone() for key, value in open_clip.CLIP(**TINY).state_dict().items()
-    }
+    # The cosines of all rows are above 0 under this seed, with and without updates.
+    torch.manual_seed(19)
+    state = open_clip.CLIP(**TINY).state_dict()
+    return {key: value.clone() for key, value in state.items()}
 
 
 def low_rank_weights():
@@ -94,9 +92,8 @@ def low_rank_weights():
             (rows, columns), rank = weight.shape, 4
         else:
             continue
-        owner = (
-            f"{key}_" if key.endswith("in_proj_weight") else key.removesuffix("weight")
-        )
+        separate = key.endswith("in_proj_weight")
+        owner = f"{key}_" if separate else key.removesuffix("weight")
         state[f"{owner}lora_A"] = 0.5 * torch.randn(rank, columns, generator=draw)
         state[f"{owner}lora_B"] = 0.5 * torch.randn(rows, rank, generator=draw)
     return state
@@ -104,20 +101,26 @@ def low_rank_weights():
 
 def tiny_student(folder, pad_attention="masked"):
     """Save a student; return its folder."""
-    torch.manual_seed(
-        2
-    )  # a seed under which the cosines of the test's rows are above 0
+    torch.manual_seed(2)  # the cosines of the tests' rows are above 0
     config = LCLIPConfig(
-        embed_dim=16, image_size=32, patch_size=16, image_width=32, image_heads=4, image_blocks=1, text_width=32,
-        text_heads=4, text_blocks=1, embedding_rank=8, pad_attention=pad_attention,
-    )  # fmt: skip
+        embed_dim=16,
+        image_size=32,
+        patch_size=16,
+        image_width=32,
+        image_heads=4,
+        image_blocks=1,
+        text_width=32,
+        text_heads=4,
+        text_blocks=1,
+        embedding_rank=8,
+        pad_attention=pad_attention,
+    )
     LCLIP(config).save_pretrained(folder)
     return folder
 
 
 def noise_image(seed, size=(50, 37), mode="RGB"):
     """Make an image of random pixels."""
-    values = np.random.default_rng(seed).integers(
-        0, 256, (size[1], size[0], 3), dtype=np.uint8
-    )
+    shape = (size[1], size[0], 3)
+    values = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
     return Image.fromarray(values).convert(mode)

@@ -91,25 +91,22 @@ def save_text_encoder(folder):
     ).split("train")
     captions = " ".join(caption for row in rows for caption in row["references"])
     words = [*SPECIAL, *sorted(set(re.findall(r"\w+|[^\w\s]+", captions)))]
-    tokenizer = Tokenizer(
-        WordLevel({word: index for index, word in enumerate(words)}, "[UNK]")
-    )
+    ids = {word: index for index, word in enumerate(words)}
+    tokenizer = Tokenizer(WordLevel(ids, "[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.post_processor = TemplateProcessing(
         "[CLS] $A [SEP]", None, [("[CLS]", 2), ("[SEP]", 3)]
     )
     PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="[PAD]", unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]",
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
         model_max_length=48,
-    ).save_pretrained(folder)  # fmt: skip
-    torch.manual_seed(0)
-    shape = {
-        "hidden_size": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "intermediate_size": 32,
-    }
-    BertModel(
-        BertConfig(vocab_size=len(words), max_position_embeddings=48, **shape)
     ).save_pretrained(folder)
+    torch.manual_seed(0)
+    shape = TOWER | {"num_hidden_layers": 2, "max_position_embeddings": 48}
+    config = BertConfig(vocab_size=len(words), **shape)
+    BertModel(config).save_pretrained(folder)
     return f"transformers:{folder}"

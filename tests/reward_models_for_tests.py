@@ -98,22 +98,17 @@ def chain(folder):
     And of ``pac``, which goes on from the teacher with generated images and captions; of ``long``,
     the teacher with more positions; and of ``specific``, which goes on from that.
     """
-    teacher = {
-        "teacher.name": str(folder / "teacher/export/best"),
-    }
+    best = str(folder / "teacher/export/best")
+    teacher = {"teacher.name": best}
     towers = {
-        "teacher.name": str(folder / "teacher/export/best"),
+        "teacher.name": best,
         "model": {
             "image_init": str(folder / "image/export/best"),
             "text_init": str(folder / "text/export/best"),
         },
     }
     long = {
-        "model": {
-            "init": str(folder / "teacher/export/best"),
-            "context_length": 124,
-            "keep_positions": 4,
-        },
+        "model": {"init": best, "context_length": 124, "keep_positions": 4},
         "data.long_captions": True,
         "loss": {"short": 1.0, "pca_rank": 3},
         "train.label_smoothing": 0.1,
@@ -125,7 +120,7 @@ def chain(folder):
         "data.long_captions": True,
     }
     positive = {
-        "model": {"init": str(folder / "teacher/export/best")},
+        "model": {"init": best},
         "data.kwargs.positives": True,
         "eval.best_by": "val/loss",
     }
@@ -156,13 +151,12 @@ def pretrained_chain(folder):
     """
     encoder = "tests.encoders_for_tests:TinyImageEncoder"
     text = {"encoder": save_text_encoder(folder / "text_encoder"), "train_blocks": 0}
-    data = {
-        "data": {
-            "format": "karpathy",
-            "path": str(folder / "data"),
-            "image_root": "images",
-        }
+    photos = {
+        "format": "karpathy",
+        "path": str(folder / "data"),
+        "image_root": "images",
     }
+    data = {"data": photos}
     dual = {
         "model": {"image": {"encoder": encoder}, "text": text},
         "model.kwargs": {"embed_dim": 16, "hidden": 8, "dropout": 0.1},
@@ -195,11 +189,9 @@ def text_chain(folder):
         ]
         targets.write_text("\n".join(map(json.dumps, pairs)))
     lm = folder / "language_model/export/best"
-    student = (
-        folder / "student"
-        if (folder / "student").exists()
-        else tiny_student(folder / "student")
-    )
+    student = folder / "student"
+    if not student.exists():
+        tiny_student(student)
     roberta = folder / "roberta"
     if not roberta.exists():  # without dropout, whose masks belong to processes
         off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

@@ -10,10 +10,8 @@ import pytest
 import torch
 import yaml
 
-from rewards.clip.dual import MODEL_TYPE
 from rewards.clip.l_clipscore import LClipScore
 from rewards.clip.specs import Specs
-from rewards.model_files import has_model_type
 from rl_caption.cli.main import main
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.config.shipped import shipped_configs
@@ -21,21 +19,18 @@ from rl_caption.data.base import load_image
 from rl_caption.data.scenes import ScenesData
 from tests.clip_for_tests import TINY, noise_image, weights
 from tests.docs_for_tests import ROOT, commands
-from tests.encoders_for_tests import save_text_encoder, save_vit
-from tests.hf_models_for_tests import save_model, with_template
+from tests.encoders_for_tests import save_text_encoder
+from tests.hf_models_for_tests import save_model
 from tests.reward_models_for_tests import CLIP, STUDENT, reward_model_config
 from tests.training_for_tests import (
     DATA,
     changed,
     checked_arguments,
     checked_run,
-    lines,
-    run_arguments,
     write_pipeline,
     write_stage,
 )
 from tests.zoo.language_models import tiny_gpt2
-from tests.zoo.vision_language import tiny_qwen2_vl
 
 pytestmark = pytest.mark.slow
 
@@ -99,7 +94,6 @@ def write_lines(file, rows):
 STAGES = {
     "long_captions": ("student_image", "student_text", "student"),
     "guided": ("recaptions", "negatives", "scratch", "clip", "clip_negatives"),
-    "icc": ("dual_encoder",),
 }
 """Pipeline -> those of its stages that are made small."""
 
@@ -183,53 +177,24 @@ def test_specs_and_a_student_of_it_with_as_many_positions(world, tmp_path):
         Specs(backbone=str(folder), truncate=True),
     ):
         assert scores_differ(reward, row, captions), "both read the long captions"
-    other = {
-        "--config": tmp_path / "student.yaml",
-        "--teacher.name": world / "clip/export/best",
-        "--run.dir": tmp_path / "of_clip",
-    }
-    words = [str(word) for pair in other.items() for word in pair]
-    ended = run_arguments(["reward_model", *words], tmp_path / "log")
-    assert ended.code != 0, "the towers are of another teacher"
-    assert "image_init" in ended.output
 
 
-def test_a_student_of_semantic_guidance(world, tmp_path):
-    config = shrunken(tmp_path, recaptions=guided(world, tmp_path))("recaptions")
-    checked_run(config, Path(config["run"]["dir"]), "reward_model")
-    student = {
-        "data.path": str(world / "sharegpt4v.json"),
-        "data.kwargs": {"val_images": 6},
-        "teacher.name": f"{config['run']['dir']}/export/best",
-    }
-    tower = student | {"model.kwargs": STUDENT | {"context_length": 128}}
-    towers = dict.fromkeys(("student_image", "student_text"), tower)
-    run_stages(tmp_path, (*towers, "student"), student=student, **towers)
-    row = ScenesData(**DATA["kwargs"]).split("val")[0]
-    score = LClipScore(backbone=str(tmp_path / "runs/student/dual/export/best"))
-    assert scores_differ(score, row, row["references"][:2])
-
-
-@pytest.mark.parametrize("which", ["recaptions", "scratch", "clip"])
+@pytest.mark.parametrize("which", ["recaptions", "scratch"])
 def test_semantic_guidance_on_recaptions_and_then_on_written_negatives(
     which, world, tmp_path
 ):
     first = guided(world, tmp_path)
     second = {"data.path": str(world / "negatives.jsonl")}
-    last = "clip_negatives" if which == "clip" else "negatives"
     if which == "recaptions":
         second["model.text.train_blocks"] = 1
-    elif which == "scratch":
+    else:
         first["model.text.encoder"] = save_text_encoder(tmp_path / "bert")
         del first["model.text"]
         second["model.text.train_blocks"] = None
         second["model.init"] = str(tmp_path / "runs/guided/scratch/export/best")
-    else:
-        start = {"init": str(world / "clip/export/best"), "context_length": 124}
-        model = start | {"keep_positions": 4}
-        first = {"data.path": str(world / "pages.jsonl"), "model": model}
-    run_stages(tmp_path, (which, last), **{which: first, last: second})
-    metrics = (tmp_path / f"runs/guided/{last}/metrics.jsonl").read_text()
+    stages = {which: first, "negatives": second}
+    run_stages(tmp_path, stages, **stages)
+    metrics = (tmp_path / "runs/guided/negatives/metrics.jsonl").read_text()
     assert "val/hard_negatives" in metrics
 
 
@@ -281,74 +246,6 @@ def test_a_student_of_coco_in_an_afternoon_by_the_commands_of_the_page(
     model = ["--model", "runs/lclip_coco/mix/export/best"]
     words = ["evaluate", "--config", "coco_evaluate_photos", *model]
     assert main([*words, "--metrics", "cider", "--bootstrap", "10"]) == 0
-
-
-def test_a_clip_is_fine_tuned_on_new_captions_by_the_commands_of_the_page(
-    world, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    Path("data/web").mkdir(parents=True)
-    Path("data/web/coco").symlink_to(world / "coco")
-    rows = lines(world, "pages.jsonl")
-    for row in rows:
-        del row["long_reference"]
-    write_lines(Path("data/web/pages.jsonl"), rows)
-    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    writer = with_template(tiny_gpt2(tmp_path / "gpt2", positions=2048), template)
-    small = {
-        "recaption.recaptioner.kwargs.model": str(tiny_qwen2_vl(tmp_path / "vlm")),
-        "recaption.recaptioner.kwargs.dtype": "float32",
-        "recaption.recaptioner.kwargs.max_new_tokens": 4,
-        "negatives.writer.kwargs.model": writer,
-        "negatives.writer.kwargs.precision": "fp32",
-        "negatives.writer.kwargs.max_new_tokens": 4,
-        "clip.model.name": None,
-        "clip.model.init": str(world / "clip/export/best"),
-        "clip.model.context_length": 124,
-        "clip.model.keep_positions": 4,
-    }
-    for stage in ("clip", "clip_negatives"):
-        small |= {f"{stage}.{key}": value for key, value in SMALL.items()}
-    run_page("configs/recaption_web.yaml", small)
-    run_page("configs/negatives_web.yaml", small)
-    run_page("clip_negatives", small)
-    assert Path("runs/guided/clip_negatives/export/best").is_dir()
-
-
-def in_parquet(folder, world):
-    """The web pages as a Parquet file for each split, with images as bytes; the changes that read
-    it.
-    """
-    datasets = pytest.importorskip("datasets")
-    pages = lines(world, "pages.jsonl")
-    (folder / "data").mkdir()
-    for split in ("train", "val"):
-        images = []
-        texts = []
-        for row in pages:
-            if row["split"] == split:
-                photo = (world / row["image"]).read_bytes()
-                images.append({"bytes": photo, "path": None})
-                texts.append(row["references"][0])
-        table = datasets.Dataset.from_dict({"jpg": images, "txt": texts})
-        table.to_parquet(folder / f"data/{split}.parquet")
-    return {
-        "data.format": "hub",
-        "data.path": str(folder / "data"),
-        "data.columns": {"image": "jpg", "references": "txt"},
-    }
-
-
-def test_a_dual_encoder_of_two_parts_for_filtered_data_in_parquet(world, tmp_path):
-    changes = in_parquet(tmp_path, world) | {
-        "model.image.encoder": save_vit(tmp_path / "vit"),
-        "model.text.encoder": save_text_encoder(tmp_path / "bert"),
-        "model.kwargs.context_length": 40,
-    }
-    config = shrunken(tmp_path, dual_encoder=changes)("dual_encoder")
-    folder = Path(config["run"]["dir"])
-    checked_run(config, folder, "reward_model")
-    assert has_model_type(folder / "export/best", MODEL_TYPE)
 
 
 def test_released_weights_score_captions_by_the_commands_of_the_page(

@@ -10,7 +10,6 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from rewards.clip.bottleneck import (
-    Bottleneck,
     CaptionWriter,
     SemanticBottleneck,
     edit_similarity,
@@ -33,7 +32,6 @@ from tests.training_for_tests import (
     lines,
     run,
     run_two,
-    weights,
 )
 from tests.zoo.language_models import tiny_gpt2, tiny_llama_regressor
 
@@ -108,14 +106,6 @@ def test_the_regression_is_an_icc_reward(trained, tmp_path, start):
     assert expected == pytest.approx(result["best_metric"], abs=1e-4)
 
 
-def test_only_the_linear_layer_of_a_bottleneck_is_trained(trained):
-    newest = max((trained / "semantic_bottleneck/checkpoints").iterdir())
-    assert weights(newest).keys() == {"model.linear.weight", "model.linear.bias"}
-    bottleneck = Bottleneck.from_pretrained(trained / "semantic_bottleneck/export/best")
-    assert bottleneck(torch.zeros(3, 16)).shape == (3, 1, 16)
-    assert bottleneck.config.ending == "eos"
-
-
 def writer_of(trained, ending):
     folder = str(trained / "language_model/export/best")
     return CaptionWriter(load_frozen("AutoModelForCausalLM", folder, "x"), ending)
@@ -164,7 +154,6 @@ def test_a_bottleneck_is_a_score(trained, tmp_path):
     by_words = SemanticBottleneck(folder, similarity="rouge_l", **options)
     rouge = build("rouge_l")(None, beams, references=[captions[:1]] * 3)
     assert by_words(None, captions[:1])[0] == pytest.approx(max(rouge))
-    assert by_words.signature != reward.signature
     other = tiny_gpt2(tmp_path / "other")
     with pytest.raises(ValueError, match=r"sba.*semantic_bottleneck/export/best"):
         SemanticBottleneck(folder, language_model=str(other))
@@ -233,7 +222,6 @@ def test_wrong_lines_of_targets_are_named(tmp_path):
     path = tmp_path / "targets.jsonl"
     for line, message in (
         ('{"caption": "a dog"}', "line 2 has no 'target'"),
-        ('{"caption": "a dog", "target": true}', "'target' is True"),
         ('{"caption": " ", "target": 1}', "line 2: .*'caption'"),
     ):
         path.write_text('{"caption": "a cat", "target": 0.5}\n' + line + "\n")

@@ -131,18 +131,14 @@ def test_a_fingerprint_depends_on_weights_shape_preprocessing_and_precision_alon
     assert len({each.fingerprint for each in students}) == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "pretrained", "message"),
-    [
-        (ARCHITECTURE, None, "needs 'pretrained'"),
-        (ARCHITECTURE, "damaged.pt", "damaged.pt"),
-    ],
-)
-def test_wrong_arguments_are_named(tmp_path, monkeypatch, name, pretrained, message):
+@pytest.mark.parametrize("pretrained", [None, "damaged.pt"])
+def test_weights_that_are_missing_or_damaged_are_named(
+    tmp_path, monkeypatch, pretrained
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "damaged.pt").write_bytes(b"not a checkpoint")
-    with pytest.raises(ValueError, match=message):
-        load_frozen_encoder(name, pretrained)
+    with pytest.raises(ValueError, match=pretrained or "needs 'pretrained'"):
+        load_frozen_encoder(ARCHITECTURE, pretrained)
 
 
 def test_tags_of_openai_get_their_activation(monkeypatch):
@@ -164,17 +160,14 @@ def test_frames_of_a_video_are_averaged(tmp_path, backbone):
     """The mean of the normalised embeddings, normalised again; known by the frames, in any order."""
     images = [noise_image(seed) for seed in (1, 2, 3)]
     counted = Counted(backbone)
-    cached = CachedEncoder(counted, tmp_path)
-    found = cached.embed_images([images, images[0], images[:1] * 3, images[:2]])
+    found = CachedEncoder(counted, tmp_path).embed_images([images, images[0]])
     embedded = backbone.encode_images(images)
     mean = normalize(embedded.mean(0), dim=0)
     assert np.allclose(found[0], mean, atol=1e-6)
-    assert np.allclose(found[1:3], embedded[0], atol=1e-6)
-    assert not np.allclose(found[3], mean, atol=1e-4)
+    assert np.allclose(found[1], embedded[0], atol=1e-6)
     seen = counted.images
-    again = CachedEncoder(counted, tmp_path)
-    turned = tuple(images[::-1])
-    assert np.array_equal(again.embed_images([turned])[0], found[0])
+    again = CachedEncoder(counted, tmp_path).embed_images([tuple(images[::-1])])
+    assert np.array_equal(again[0], found[0])
     assert counted.images == seen, "read from the cache on disk"
 
 
@@ -221,23 +214,6 @@ def test_cache_encodes_every_image_once_and_sees_a_changed_file(tmp_path):
     assert not np.array_equal(cache.embed([path], encode)[0], first[0])
     with pytest.raises(RewardError, match="not finite"):
         cache.embed([noise_image(9)], lambda _: np.full((1, 3), np.nan))
-
-
-def test_a_cache_of_half_the_data_finds_half_of_it_in_every_epoch():
-    """Least recently used out first would find none of it."""
-    encoded = []
-
-    def encode(texts):
-        encoded.extend(texts)
-        return np.array([[float(text)] for text in texts])
-
-    cache = EmbeddingCache("f", max_entries=50)
-    for epoch in range(3):
-        for start in range(0, 100, 10):
-            batch = [str(number) for number in range(start, start + 10)]
-            found = cache.embed(batch, encode, str)[:, 0]
-            assert found.tolist() == [float(text) for text in batch]
-        assert len(encoded) == 100 + 50 * epoch
 
 
 def test_damaged_cache_files_are_made_anew(tmp_path):

@@ -131,11 +131,6 @@ def test_frames_are_embedded_a_single_time(backbone, tmp_path):
     first = score(None, TEXTS * 2, image=[video, VIDEO] * 2)
     assert score(None, TEXTS, image=[video, VIDEO]) == first[:2]
     assert counted.images == 5
-    signatures = {
-        EmScore(backbone, idf_captions=captions).signature
-        for captions in (None, TEXTS, [*TEXTS[:1], "another"])
-    }
-    assert len(signatures) == 3
 
 
 def test_what_cannot_be_matched_is_refused(backbone):
@@ -143,6 +138,4 @@ def test_what_cannot_be_matched_is_refused(backbone):
         EmScore(backbone, idf_captions=[" "])
     with pytest.raises(ValueError, match="token embeddings"):
         EmScore(Counted(backbone))
-    with pytest.raises(ValueError, match="PAC-S"):
-        build("pac_s_video", backbone="ViT-B-32")
     assert build("ref_pac_s_video", backbone=backbone).__name__ == "ref_pac_s_video"

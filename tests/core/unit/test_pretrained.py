@@ -11,8 +11,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from transformers import (
-    AlbertConfig,
-    AlbertModel,
     BertConfig,
     BertModel,
     CLIPConfig,
@@ -88,7 +86,6 @@ TEXT_MODELS = {
     "roberta": lambda: RobertaModel(
         RobertaConfig(**WORDS | {"max_position_embeddings": 13}, pad_token_id=0)
     ),
-    "albert": lambda: AlbertModel(AlbertConfig(**WORDS, embedding_size=8)),
 }
 
 
@@ -234,8 +231,7 @@ def test_the_last_blocks_are_open_and_what_follows(tmp_path):
         open_blocks(encoder, 4)
 
 
-@pytest.mark.parametrize("blocks", [None, 1])
-@pytest.mark.parametrize("kind", ["dino", "clip"])
+@pytest.mark.parametrize(("kind", "blocks"), [("dino", None), ("clip", 1)])
 def test_what_the_output_does_not_depend_on_stays_frozen(tmp_path, kind, blocks):
     """DINOv2's mask token, and the norm of CLIP's pooled state: several processes would wait for
     their gradients.
@@ -257,9 +253,8 @@ def test_what_the_output_does_not_depend_on_stays_frozen(tmp_path, kind, blocks)
 def test_what_cannot_be_loaded_is_named(tmp_path):
     bert = save_text(tmp_path / "bert", "bert")
     vit = save_vit(tmp_path / "vit")
-    for name in ("vit", "no_such_module:Encoder", bert):
-        with pytest.raises(ValueError, match=re.escape(repr(name))):
-            load_part(ImageEncoder, name)
+    with pytest.raises(ValueError, match=re.escape(repr(bert))):
+        load_part(ImageEncoder, bert)
     with pytest.raises(ValueError, match="ViTModel"):
         load_part(TextEncoder, vit)
     ViTMAEModel(ViTMAEConfig(**VISION)).save_pretrained(tmp_path / "vit")
@@ -267,11 +262,7 @@ def test_what_cannot_be_loaded_is_named(tmp_path):
         load_part(ImageEncoder, vit)
 
 
-@pytest.mark.parametrize(
-    ("name", "start"),
-    [("bert", "model.encoder.layer.2."), ("albert", "model.encoder.")],
-)
-def test_the_blocks_of_a_text_encoder_may_be_shared(tmp_path, name, start):
-    opened = open_blocks(load_part(TextEncoder, save_text(tmp_path, name)), 1)
+def test_the_blocks_of_a_text_encoder_are_its_layers(tmp_path):
+    opened = open_blocks(load_part(TextEncoder, save_text(tmp_path, "bert")), 1)
     assert opened
-    assert all(each.startswith(start) for each in opened)
+    assert all(each.startswith("model.encoder.layer.2.") for each in opened)

@@ -2,8 +2,6 @@
 pooling, gradients.
 """
 
-import shutil
-
 import pytest
 import torch
 from transformers import (
@@ -18,9 +16,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from rewards.clip.dual import DualConfig, PretrainedDual
 from rewards.clip.pretrained import TextEncoder, load_part
-from rewards.trust import trust
 from tests.zoo.language_models import byte_tokenizer
 
 BLOCKS = 3
@@ -151,29 +147,6 @@ def test_bidirectional_attention_is_that_of_a_model_without_a_mask(tmp_path):
     expected = theirs(input_ids=ids, attention_mask=mask.long()).last_hidden_state
     torch.testing.assert_close(encoder(ids)[mask], expected[mask])
     assert (encoder.context_length, loaded(name, 0).context_length) == (48, 64)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(("kind", "pool"), [("llama", "first"), ("gemma", "mean")])
-def test_a_saved_dual_embeds_the_same_without_its_source(tmp_path, kind, pool):
-    source = tmp_path / "source"
-    folder = tmp_path / "dual"
-    image = "tests.encoders_for_tests:TinyImageEncoder"
-    config = DualConfig(
-        image,
-        save(source, kind),
-        text_kwargs={"bidirectional_blocks": 2},
-        embed_dim=8,
-        pool=pool,
-    )
-    dual = PretrainedDual(config).eval()
-    dual.save_pretrained(folder)
-    shutil.rmtree(source)
-    trust([image])
-    again = PretrainedDual.from_pretrained(folder)
-    ids = dual.text_encoder.tokenize(CAPTIONS, 64)
-    assert torch.equal(again.text_encoder.tokenize(CAPTIONS, 64), ids)
-    assert torch.equal(again.encode_text(ids), dual.encode_text(ids))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ positives.
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from open_clip import SimpleTokenizer
@@ -38,7 +37,6 @@ from rl_caption.reward_models.triplets import (
     shuffled_words,
     triplet_texts,
 )
-from tests.captioners_for_tests import tiny_captioner
 from tests.clip_for_tests import Drawn, noise_image
 from tests.reward_models_for_tests import DATA
 
@@ -109,15 +107,10 @@ def test_images_of_two_splits_with_one_id_have_their_own_pixels(tmp_path):
     for seed in range(2):
         rows.append({"image_id": "a", "image": tmp_path / f"{seed}.png"})
         noise_image(seed, (32, 32)).save(rows[-1]["image"])
-    captioner = tiny_captioner()
-    captioner.cache_bytes = 10**6
     cache = PixelCache(Preprocessing(32), cache_bytes=10**6)
-    for _ in range(2):
-        for row in rows:
-            expected = Preprocessing(32)(open_image(row["image"]))
-            assert torch.equal(cache.of(row), expected)
-        one, other = (captioner.preprocess([row])["pixel_values"] for row in rows)
-        assert not torch.equal(one, other)
+    for row in rows * 2:
+        expected = Preprocessing(32)(open_image(row["image"]))
+        assert torch.equal(cache.of(row), expected)
 
 
 def test_hard_negatives_are_texts_of_their_rows_and_counted():
@@ -194,16 +187,15 @@ def test_with_given_donors_a_triplet_depends_on_its_row_and_the_seed_alone():
 
 def test_shuffled_negatives_have_the_words_of_the_others_in_another_order():
     plain = make_triplets(CAPTIONS, IDS, 1, 0.0)
-    differ = []
-    for rate in (1.0, 0.5):
+    for rate, least, most in ((1.0, 0.6, 1.0), (0.5, 0.2, 0.6)):
         mixed = make_triplets(CAPTIONS, IDS, 1, rate)
+        moved = 0
         for one, other in zip(plain, mixed, strict=True):
             assert (one.base, one.positive) == (other.base, other.positive)
             words = [sorted(t.negative.strip(".").split()) for t in (one, other)]
             assert words[0] == words[1]
-        moved = [one != other for one, other in zip(plain, mixed, strict=True)]
-        differ.append(np.mean(moved))
-    assert differ[0] > 0.6 > differ[1] > 0.2
+            moved += one != other
+        assert least < moved / len(plain) <= most
     text = shuffled_words(", and a small 3.5 m (old) boat.", Draws("test", 0))
     assert (text[:2], text[-1]) == (", ", ".")
     assert sorted(text[2:-1].split()) == sorted(
@@ -250,12 +242,10 @@ def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all(d
         for image_id, triplet in triplets.items():
             assert captions[image_id].startswith(triplet.positive)
             detail = triplet.negative.removeprefix(triplet.base).strip(" ,")
-            others = {*IDS} - {image_id}
-            owners = {other for other in others if detail in captions[other]}
-            assert owners
+            owners = {other for other in IDS if detail in captions[other]}
+            assert owners - {image_id}
             outside += not owners & batch
     assert (outside > 0) == (donors is not None)
-    assert made.of_step(2) != made.of_step(3)
 
 
 def test_triplets_that_do_not_fit_do_not_count():
@@ -300,12 +290,6 @@ def test_some_captions_are_as_a_captioner_writes_them():
             expected = (bare if is_plain else written).inputs[name][row]
             found = mixed.inputs[name][row]
             assert found[found > 0].tolist() == expected[expected > 0].tolist()
-    # captions are equal where what is read is
-    rows = [{"image_id": text, "references": [text]} for text in ("A dog.", "a dog")]
-    for rate, distinct in ((0.0, 2), (1.0, 1)):
-        collate = PairCollate(None, TOKENS, plain_captions=rate, groups=True)
-        grouped = collate([(row, 0) for row in rows]).targets["text_group"]
-        assert len(grouped.unique()) == distinct
 
 
 def photo(name, **more):
@@ -346,14 +330,11 @@ def test_a_generated_image_is_that_of_the_caption_which_the_step_learns(captions
 def test_positives_that_are_missing_are_named(tmp_path):
     whole = photo("a", **MADE)
     one = photo("b", positive_images=MADE["positive_images"][:1])
-    # an empty reference that data.on_bad left out
-    lost = whole | {"references": ["two cats", "red"]}
     check_positives([whole], ("image", "text"), "random")
     check_positives([one], ("image",), "first")
     for row, wanted, captions, message in (
         (one, "image", "random", "'b' has 1 positive_images for 3"),
         (one, "text", "random", "'b'.*positive_captions"),
-        (lost, "image", "first", "'a' has 3 positive_images for 2"),
     ):
         with pytest.raises(DataError, match=message):
             check_positives([whole, row], (wanted,), captions)

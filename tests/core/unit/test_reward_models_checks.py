@@ -61,7 +61,6 @@ def parts(image, text):
         ({"task": "distill", "teacher": {}}, ("teacher.name is not set",)),
         ({"task": "positive_augmented"}, ("train.trainable", "model.init")),
         ({"negatives": {"count": 1}, "train": SMOOTH}, ("label_smoothing",)),
-        ({"loss": {"false_negatives": "mask"}, "train": SMOOTH}, ("label_smoothing",)),
         (
             {"negatives": {"count": 1}, "train": {"sentences": [1, 2]}},
             ("train.sentences", "negatives.source"),

@@ -191,10 +191,6 @@ def test_short_captions_meet_reconstructions_that_are_not_normalised():
     logits = 9 * coarse @ normalize(texts).T
     found = short_info_nce(images, texts, 9.0, 2).item()
     assert found == pytest.approx(slow_nce(logits.double()), rel=1e-5)
-    # also where singular values are equal
-    equal = rows(3, 5, 0)[[0, 0, 0, 1, 1, 2]].requires_grad_()
-    short_info_nce(equal, texts, 9.0, 2).backward()
-    assert equal.grad.isfinite().all()
 
 
 def directions(*degrees):
@@ -254,22 +250,20 @@ def test_specificity_is_the_weighted_sum_of_its_terms(largest, symmetric, fixed)
         4 * cosines(given["image"], given[name]).diagonal()[own] for name in names[2:]
     )
     logits = 4 * cosines(given["image"], given["text"])
-    contrast = slow_nce(logits, symmetric=symmetric)
-    terms = {"contrastive": contrast}
+    terms = {"contrastive": slow_nce(logits, symmetric=symmetric)}
     for name, gaps in (("positive", positive - base), ("negative", base - negative)):
         margin = gaps.mean().clamp(0, largest) if fixed is None else fixed
         terms[f"{name}_hinge"] = float((margin - gaps).clamp(min=0).mean())
-        terms[f"{name}_margin"] = float(margin)
         terms[f"{name}_rate"] = float((gaps > 0).double().mean())
-    total = 0.5 * contrast + 8 * terms["positive_hinge"] + 0.8 * terms["negative_hinge"]
+    weights = {"contrastive": 0.5, "positive_hinge": 8, "negative_hinge": 0.8}
+    total = sum(weight * terms[name] for name, weight in weights.items())
     given["scale"] = torch.tensor(4.0)
-    options = (0.5, 8.0, 0.8, largest, symmetric, fixed)
+    options = (*weights.values(), largest, symmetric, fixed)
     loss, metrics = specificity(given, {"triplet": counts}, *options)
     assert loss.item() == pytest.approx(total, rel=1e-5)
     for name, value in terms.items():
         found = metrics[f"specificity/{name}"].item()
-        rel = 1e-4 if name.endswith("_margin") else 1e-5
-        assert found == pytest.approx(value, rel=rel, abs=1e-6), name
+        assert found == pytest.approx(value, rel=1e-5, abs=1e-6), name
 
 
 def test_what_is_logged_counts_both_directions_and_no_tie():

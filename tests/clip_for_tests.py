@@ -122,5 +122,10 @@ def tiny_student(folder, pad_attention="masked"):
 def noise_image(seed, size=(50, 37), mode="RGB"):
     """Make an image of random pixels."""
     shape = (size[1], size[0], 3)
-    values = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    values = np.random.default_rng(seed).integers(
+        0,
+        256,
+        shape,
+        dtype=np.uint8,
+    )
     return Image.fromarray(values).convert(mode)

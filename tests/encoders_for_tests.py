@@ -28,7 +28,12 @@ TOWER = {
     "num_hidden_layers": 3,
     "num_attention_heads": 2,
 }
-VISION = {**TOWER, "image_size": SIDE, "patch_size": 8, "initializer_range": 0.3}
+VISION = {
+    **TOWER,
+    "image_size": SIDE,
+    "patch_size": 8,
+    "initializer_range": 0.3,
+}
 HALF = (0.5, 0.5, 0.5)
 
 
@@ -36,7 +41,12 @@ def save_vit(folder, seed=0, pooler=True):
     """Save a ViT with its image processor; return its name as an encoder."""
     torch.manual_seed(seed)
     ViTModel(ViTConfig(**VISION), add_pooling_layer=pooler).save_pretrained(folder)
-    ViTImageProcessor(size={"height": SIDE, "width": SIDE}).save_pretrained(folder)
+    ViTImageProcessor(
+        size={
+            "height": SIDE,
+            "width": SIDE,
+        }
+    ).save_pretrained(folder)
     return f"transformers:{folder}"
 
 
@@ -45,7 +55,13 @@ class MeanColours(nn.Module):
     one weight.
     """
 
-    preprocessing = Preprocessing(SIDE, (0.0,) * 3, (1.0,) * 3, "bilinear", "squash")
+    preprocessing = Preprocessing(
+        SIDE,
+        (0.0,) * 3,
+        (1.0,) * 3,
+        "bilinear",
+        "squash",
+    )
 
     def __init__(self, gain=1.0):
         super().__init__()
@@ -106,7 +122,10 @@ def save_text_encoder(folder):
         model_max_length=48,
     ).save_pretrained(folder)
     torch.manual_seed(0)
-    shape = TOWER | {"num_hidden_layers": 2, "max_position_embeddings": 48}
+    shape = TOWER | {
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 48,
+    }
     config = BertConfig(vocab_size=len(words), **shape)
     BertModel(config).save_pretrained(folder)
     return f"transformers:{folder}"

@@ -63,7 +63,12 @@ def config_of(task="contrastive", **sections):
     """The configuration of a task from the values of its sections."""
     kind = RewardModelConfig.choose({"task": task})
     if task == "distill":
-        sections = {"teacher": {"name": "ViT-B-32", "pretrained": "openai"}} | sections
+        sections = {
+            "teacher": {
+                "name": "ViT-B-32",
+                "pretrained": "openai",
+            }
+        } | sections
     return kind(**sections)
 
 
@@ -108,7 +113,11 @@ def chain(folder):
         },
     }
     long = {
-        "model": {"init": best, "context_length": 124, "keep_positions": 4},
+        "model": {
+            "init": best,
+            "context_length": 124,
+            "keep_positions": 4,
+        },
         "data.long_captions": True,
         "loss": {"short": 1.0, "pca_rank": 3},
         "train.label_smoothing": 0.1,
@@ -150,7 +159,10 @@ def pretrained_chain(folder):
     encoder.
     """
     encoder = "tests.encoders_for_tests:TinyImageEncoder"
-    text = {"encoder": save_text_encoder(folder / "text_encoder"), "train_blocks": 0}
+    text = {
+        "encoder": save_text_encoder(folder / "text_encoder"),
+        "train_blocks": 0,
+    }
     photos = {
         "format": "karpathy",
         "path": str(folder / "data"),
@@ -159,7 +171,11 @@ def pretrained_chain(folder):
     data = {"data": photos}
     dual = {
         "model": {"image": {"encoder": encoder}, "text": text},
-        "model.kwargs": {"embed_dim": 16, "hidden": 8, "dropout": 0.1},
+        "model.kwargs": {
+            "embed_dim": 16,
+            "hidden": 8,
+            "dropout": 0.1,
+        },
         "loss": {"false_negatives": "mask", "max_scale": 12.0},
     }
     hybrid = {
@@ -194,10 +210,18 @@ def text_chain(folder):
         tiny_student(student)
     roberta = folder / "roberta"
     if not roberta.exists():  # without dropout, whose masks belong to processes
-        off = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        off = {
+            "hidden_dropout_prob": 0.0,
+            "attention_probs_dropout_prob": 0.0,
+        }
         tiny_regressor(roberta, **off)
     changes = {
-        "language_model": {"model": {"vocab_size": 320, "kwargs": GPT2}},
+        "language_model": {
+            "model": {
+                "vocab_size": 320,
+                "kwargs": GPT2,
+            }
+        },
         "semantic_bottleneck": {
             "model": {"language_model": str(lm), "ending": "eos"},
             "teacher.name": str(student),

@@ -67,7 +67,11 @@ def world(tmp_path_factory):
             {"from": "gpt", "value": long},
         ]
         conversations.append(
-            {"id": str(number), "image": image, "conversations": turns}
+            {
+                "id": str(number),
+                "image": image,
+                "conversations": turns,
+            }
         )
         page = {
             "image": image,
@@ -77,7 +81,10 @@ def world(tmp_path_factory):
             "prompt": "A page",
         }
         pages.append(page)
-        false = {"references": [long], "negatives": [[f"No. {long}"]]}
+        false = {
+            "references": [long],
+            "negatives": [[f"No. {long}"]],
+        }
         negatives.append(page | false)
     (folder / "sharegpt4v.json").write_text(json.dumps(conversations))
     write_lines(folder / "pages.jsonl", pages)
@@ -161,7 +168,11 @@ def test_specs_and_a_student_of_it_with_as_many_positions(world, tmp_path):
         tmp_path,
         ("specs_long_clip", "specs", "student_image", "student_text", "student"),
         specs_long_clip=data
-        | {"model": shape, "loss.pca_rank": 3, "train.freeze_positions": 8},
+        | {
+            "model": shape,
+            "loss.pca_rank": 3,
+            "train.freeze_positions": 8,
+        },
         specs=data,
         student_image=student,
         student_text=student,
@@ -276,7 +287,10 @@ def test_released_weights_score_captions_by_the_commands_of_the_page(
     state = weights()
     torch.save({"state_dict": state}, "checkpoints/clip_ViT-B-32.pth")
     table = torch.randn(248, 16, generator=torch.Generator().manual_seed(1))
-    tables = {"positional_embedding": table, "positional_embedding_res": table}
+    tables = {
+        "positional_embedding": table,
+        "positional_embedding_res": table,
+    }
     torch.save(state | tables, "checkpoints/spec.pt")
     for words in scores:
         assert main(words[1:]) == 0, capsys.readouterr().err

@@ -114,7 +114,12 @@ def writer_of(trained, ending):
 def test_likelihood_is_that_of_token_after_token(trained):
     writer = writer_of(trained, "eos")
     frozen = writer.frozen
-    soft = torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0))
+    soft = torch.randn(
+        2,
+        1,
+        16,
+        generator=torch.Generator().manual_seed(0),
+    )
     captions = ["a red circle", "the small blue square is here"]
     rows = [torch.tensor(row) for row in writer.token_ids(captions)]
     ids = pad_sequence(rows, batch_first=True)
@@ -140,7 +145,11 @@ def test_a_newline_ends_a_caption_where_that_is_asked_for(trained):
 
 def test_a_bottleneck_is_a_score(trained, tmp_path):
     folder = str(trained / "semantic_bottleneck/export/best")
-    options = {"num_beams": 3, "max_new_tokens": 12, "batch_size": 2}
+    options = {
+        "num_beams": 3,
+        "max_new_tokens": 12,
+        "batch_size": 2,
+    }
     reward = SemanticBottleneck(folder, **options)
     captions = ["a red circle", "two small blue squares on white", "", "a day"]
     found = reward(None, captions)
@@ -166,7 +175,12 @@ def test_killed_and_started_again(trained, tmp_path, task):
     folder = tmp_path / task
     config = changed(text_chain(trained)[task], {"run.dir": str(folder)})
     kill = Kill("rl_caption.training.run:Run.begin_step", 4)
-    checked_run(config, folder, "reward_model", kill=kill)
+    checked_run(
+        config,
+        folder,
+        "reward_model",
+        kill=kill,
+    )
     checked_run(config, folder, "reward_model")
     assert_same_run(folder, trained / task)
 

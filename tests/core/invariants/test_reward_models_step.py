@@ -28,9 +28,22 @@ def pairs(count, seed=0):
     ids = torch.randint(1, 49000, (count, 6), generator=generator)
     ids[:, 4], ids[:, 5] = EOT, 0
     texts = {name: ids.roll(shift, 0) for shift, name in enumerate(("text", *TRIPLET))}
-    image = torch.randn(count, 3, 32, 32, generator=generator)
-    generated = {"image_generated": image.flip(-1), "text_generated": ids.roll(4, 0)}
-    return {"image": image, **texts, **generated}
+    image = torch.randn(
+        count,
+        3,
+        32,
+        32,
+        generator=generator,
+    )
+    generated = {
+        "image_generated": image.flip(-1),
+        "text_generated": ids.roll(4, 0),
+    }
+    return {
+        "image": image,
+        **texts,
+        **generated,
+    }
 
 
 def split(inputs, size):

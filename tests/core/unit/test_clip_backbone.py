@@ -94,9 +94,17 @@ def test_captions_are_counted_by_a_tokenizer_of_transformers(tmp_path, tower):
         "hf_tokenizer_name": str(tmp_path),
     }
     if tower == "SigLIP":
-        text |= {"width": 16, "heads": 2, "layers": 1, "pool_type": "last"}
+        text |= {
+            "width": 16,
+            "heads": 2,
+            "layers": 1,
+            "pool_type": "last",
+        }
     else:  # more positions than the tokenizer's context
-        text |= {"hf_model_name": str(tmp_path), "hf_model_pretrained": False}
+        text |= {
+            "hf_model_name": str(tmp_path),
+            "hf_model_pretrained": False,
+        }
         BertConfig(
             **TOWER, vocab_size=len(tokenizer), max_position_embeddings=64
         ).save_pretrained(tmp_path)

@@ -69,7 +69,10 @@ def released(model):
     first[20:] = -9.0
     second = table.clone()
     second[:20] = 9.0
-    tables = {"positional_embedding": first, "positional_embedding_res": second}
+    tables = {
+        "positional_embedding": first,
+        "positional_embedding_res": second,
+    }
     return state | tables
 
 

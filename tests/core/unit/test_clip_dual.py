@@ -22,7 +22,13 @@ def text_encoder(tmp_path_factory):
 
 def made(text, image=IMAGE, **changes):
     torch.manual_seed(1)
-    config = DualConfig(image, text, embed_dim=8, hidden=10, **changes)
+    config = DualConfig(
+        image,
+        text,
+        embed_dim=8,
+        hidden=10,
+        **changes,
+    )
     return PretrainedDual(config).eval()
 
 

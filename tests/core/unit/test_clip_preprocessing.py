@@ -72,7 +72,10 @@ def test_tokens_of_any_text(text):
 
 def test_a_tokenizer_with_other_settings_stays_as_it_is(tmp_path):
     assert open_clip_tokenizer("ViT-L-14") is clip_tokenizer()
-    text = {**TINY["text_cfg"], "tokenizer_kwargs": {"clean": "whitespace"}}
+    text = {
+        **TINY["text_cfg"],
+        "tokenizer_kwargs": {"clean": "whitespace"},
+    }
     content = {"model_cfg": TINY | {"text_cfg": text}}
     (tmp_path / "open_clip_config.json").write_text(json.dumps(content))
     found = open_clip_tokenizer(f"local-dir:{tmp_path}")

@@ -136,7 +136,10 @@ def test_clipping_by_hand(kind, image, reference, plain, clipped, unclipped):
     alone = kind(encoder)
     paper = with_references(encoder)
     released = with_references(encoder, clip_references=False)
-    row = {"image": [noise_image(1)], "references": [["a reference"]]}
+    row = {
+        "image": [noise_image(1)],
+        "references": [["a reference"]],
+    }
     for reward, expected, bounds in (
         (alone, plain, (0, alone.w)),
         (paper, clipped, (0, pytest.approx(2 * alone.w / (1 + alone.w)))),

@@ -108,7 +108,13 @@ def test_the_pooled_token_is_the_captions_embedding(tmp_path, kind):
         image = "tests.encoders_for_tests:TinyImageEncoder"
         text = save_text_encoder(tmp_path / "text")
         trust([image])
-        shape = DualConfig(image, text, embed_dim=8, hidden=10, pool="first")
+        shape = DualConfig(
+            image,
+            text,
+            embed_dim=8,
+            hidden=10,
+            pool="first",
+        )
         PretrainedDual(shape).save_pretrained(tmp_path)
     else:
         tiny_student(tmp_path, kind)

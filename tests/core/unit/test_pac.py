@@ -130,9 +130,27 @@ def test_files_that_do_not_fit_are_named(folder, change, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"backbone": "ViT-B-32", "pretrained": "no/such.pth"}, "no/such.pth"),
-        ({"backbone": ARCHITECTURE, "pretrained": "mine.pth"}, "'tuned_from'"),
-        ({"tuned_from": "openai", "pretrained": "mine.pth"}, "'backbone'"),
+        (
+            {
+                "backbone": "ViT-B-32",
+                "pretrained": "no/such.pth",
+            },
+            "no/such.pth",
+        ),
+        (
+            {
+                "backbone": ARCHITECTURE,
+                "pretrained": "mine.pth",
+            },
+            "'tuned_from'",
+        ),
+        (
+            {
+                "tuned_from": "openai",
+                "pretrained": "mine.pth",
+            },
+            "'backbone'",
+        ),
     ],
 )
 def test_a_checkpoint_is_never_replaced_by_other_weights(

@@ -61,7 +61,11 @@ def save_clip(folder):
     """CLIP pads with its end of text: so does this tokenizer."""
     tokenizer = bert_tokenizer()
     tokenizer.pad_token = tokenizer.sep_token
-    ids = {"bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 3}
+    ids = {
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "pad_token_id": 3,
+    }
     text = {**WORDS, **ids}
     config = CLIPConfig(vision_config=VISION, text_config=text, projection_dim=8)
     CLIPModel(config).save_pretrained(folder)
@@ -72,7 +76,13 @@ def save_clip(folder):
 
 
 def images(count=2, side=SIDE):
-    return torch.randn(count, 3, side, side, generator=torch.Generator().manual_seed(0))
+    return torch.randn(
+        count,
+        3,
+        side,
+        side,
+        generator=torch.Generator().manual_seed(0),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +185,13 @@ def test_states_of_a_text_do_not_depend_on_padding(tmp_path, name):
         ("ViTImageProcessor", {"size": CROP}),
         ("ConvNextImageProcessor", {"size": {"shortest_edge": 32}}),
         ("ConvNextImageProcessor", {"size": {"shortest_edge": 384}}),
-        ("BitImageProcessor", {"size": {"shortest_edge": 37}, "crop_size": CROP}),
+        (
+            "BitImageProcessor",
+            {
+                "size": {"shortest_edge": 37},
+                "crop_size": CROP,
+            },
+        ),
         ("SiglipImageProcessor", {"size": CROP}),
     ],
 )
@@ -191,7 +207,14 @@ def test_pixels_are_those_of_the_image_processor(tmp_path, processor, options):
 
 
 @pytest.mark.parametrize(
-    "size", [{"height": 32, "width": 40}, {"longest_edge": 32, "shortest_edge": 16}]
+    "size",
+    [
+        {
+            "height": 32,
+            "width": 40,
+        },
+        {"longest_edge": 32, "shortest_edge": 16},
+    ],
 )
 def test_an_image_processor_without_a_square_output_is_refused(size):
     with pytest.raises(ValueError, match="no square"):

@@ -52,11 +52,20 @@ def save(folder, kind):
     elif kind == "gemma":  # layers of a sliding window and of full attention
         special = ("<bos>", "<eos>", "<pad>", True)
         layers = ["sliding_attention", "full_attention", "sliding_attention"]
-        shape = {**WIDE, "head_dim": 8, "sliding_window": 48, "layer_types": layers}
+        shape = {
+            **WIDE,
+            "head_dim": 8,
+            "sliding_window": 48,
+            "layer_types": layers,
+        }
         model, config = Gemma3ForCausalLM, Gemma3TextConfig
     else:  # GPT-Neo masks what is later in its attention, whatever mask it is given
         model, config = GPTNeoModel, GPTNeoConfig
-        shape = {"hidden_size": 16, "num_layers": 2, "num_heads": 2}
+        shape = {
+            "hidden_size": 16,
+            "num_layers": 2,
+            "num_heads": 2,
+        }
         shape["attention_types"] = [[["global"], 2]]
     tokenizer = byte_tokenizer(*special)
     torch.manual_seed(0)

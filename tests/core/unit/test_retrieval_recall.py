@@ -70,7 +70,12 @@ def test_two_images_that_share_a_caption_share_the_hit():
     images = torch.eye(3)
     texts = torch.tensor([[1.0, 1.0, 0.0], [1.0 + 1e-8, 1.0, 0.0], [0.0, 0.0, 1.0]])
     found = retrieval_recall(images, texts, torch.arange(3), ks=(1, 2))
-    expected = {"i2t_r1": 2 / 3, "i2t_r2": 1.0, "t2i_r1": 2 / 3, "t2i_r2": 1.0}
+    expected = {
+        "i2t_r1": 2 / 3,
+        "i2t_r2": 1.0,
+        "t2i_r1": 2 / 3,
+        "t2i_r2": 1.0,
+    }
     assert found == pytest.approx(expected)
 
 

@@ -105,7 +105,12 @@ def test_pixels_are_those_of_the_preprocessing_and_drawn_once():
 def test_images_of_two_splits_with_one_id_have_their_own_pixels(tmp_path):
     rows = []
     for seed in range(2):
-        rows.append({"image_id": "a", "image": tmp_path / f"{seed}.png"})
+        rows.append(
+            {
+                "image_id": "a",
+                "image": tmp_path / f"{seed}.png",
+            }
+        )
         noise_image(seed, (32, 32)).save(rows[-1]["image"])
     cache = PixelCache(Preprocessing(32), cache_bytes=10**6)
     for row in rows * 2:
@@ -145,7 +150,13 @@ def test_rand_augment_comes_before_normalisation_and_the_other_views():
     collate = PairCollate(cache, None, augmentations=names, seed=3)
     for step in range(6):
         view = preprocessing.normalise(rand_augment(square, 3, step, "b"))
-        expected = augment(view, ["horizontal"], 3, step, "b")
+        expected = augment(
+            view,
+            ["horizontal"],
+            3,
+            step,
+            "b",
+        )
         assert torch.equal(collate([(row, step)]).inputs["image"][0], expected)
     assert torch.equal(cache.square("b", row["image"]), square), "as it was"
 
@@ -233,7 +244,15 @@ def test_units_of_other_captions_are_joined_without_double_punctuation(
 @pytest.mark.parametrize("donors", [None, donors_of(ROWS)], ids=["batch", "all"])
 def test_step_triplets_take_one_detail_of_another_image_of_the_batch_or_of_all(donors):
     captions = dict(zip(IDS, CAPTIONS, strict=True))
-    made = StepTriplets(ROWS, TOKENS, 4, 3, "random", shuffle_rate=0.0, donors=donors)
+    made = StepTriplets(
+        ROWS,
+        TOKENS,
+        4,
+        3,
+        "random",
+        shuffle_rate=0.0,
+        donors=donors,
+    )
     outside = 0
     for step in range(4):
         batch = {IDS[index] for index in step_indices(len(ROWS), 4, step, 3)}
@@ -271,11 +290,22 @@ def test_short_captions_are_the_first_sentence_or_a_reference():
 
 def test_some_captions_are_as_a_captioner_writes_them():
     """Per image and step, all texts of it alike, and their tokens those of the bare words."""
-    triplets = StepTriplets(ROWS, TOKENS, len(ROWS), 3, "random", shuffle_rate=0.0)
+    triplets = StepTriplets(
+        ROWS,
+        TOKENS,
+        len(ROWS),
+        3,
+        "random",
+        shuffle_rate=0.0,
+    )
     short = partial(add_short_captions, source="references", seed=3)
 
     def batch(rate):
-        options = {"seed": 3, "plain_captions": rate, "additions": [short, triplets]}
+        options = {
+            "seed": 3,
+            "plain_captions": rate,
+            "additions": [short, triplets],
+        }
         return PairCollate(None, TOKENS, **options)([(row, 2) for row in ROWS])
 
     written, bare, mixed = (batch(rate) for rate in (0.0, 1.0, 0.5))
@@ -296,7 +326,12 @@ def photo(name, **more):
     """A row of three captions."""
     image = noise_image(1, (32, 32))
     references = ["a dog", "two cats", "red"]
-    return {"image_id": name, "image": image, "references": references, **more}
+    return {
+        "image_id": name,
+        "image": image,
+        "references": references,
+        **more,
+    }
 
 
 MADE = {
@@ -311,7 +346,13 @@ def test_a_generated_image_is_that_of_the_caption_which_the_step_learns(captions
     preprocessing = Preprocessing(32)
     generated = GeneratedPositives(("image", "text"), captions, seed=3)
     pixels = PixelCache(preprocessing, 10**6)
-    collate = PairCollate(pixels, TOKENS, captions, seed=3, additions=[generated])
+    collate = PairCollate(
+        pixels,
+        TOKENS,
+        captions,
+        seed=3,
+        additions=[generated],
+    )
     seen = set()
     told = set()
     for step in range(24):

@@ -21,7 +21,11 @@ def contrastive(kwargs=CLIP, train=WHOLE, **sections):
 
 
 SMOOTH = {"label_smoothing": 0.1}
-RANDOM = {"encoder": "timm:x", "pretrained": False, "train_blocks": None}
+RANDOM = {
+    "encoder": "timm:x",
+    "pretrained": False,
+    "train_blocks": None,
+}
 
 
 def refused(config, processes=1):
@@ -32,7 +36,13 @@ def refused(config, processes=1):
 
 def test_batch_norm_wants_one_micro_batch_of_one_process():
     contrastive(RESNET).build_model(1)
-    contrastive(RESNET, {"batch_size": 8, "micro_batch_size": 8}).build_model(1)
+    contrastive(
+        RESNET,
+        {
+            "batch_size": 8,
+            "micro_batch_size": 8,
+        },
+    ).build_model(1)
     contrastive(CLIP, PARTS).build_model(2)
     assert "visual.bn1" in refused(contrastive(RESNET, PARTS))
     assert "visual.bn1" in refused(contrastive(RESNET), processes=2)
@@ -49,7 +59,10 @@ def test_a_model_that_cannot_be_made_is_named(tmp_path):
 
 def parts(image, text):
     return {
-        "model": {"image": image, "text": {"encoder": "transformers:x"} | text},
+        "model": {
+            "image": image,
+            "text": {"encoder": "transformers:x"} | text,
+        },
         "train": WHOLE,
     }
 
@@ -60,9 +73,18 @@ def parts(image, text):
         ({"task": "distill"}, ("teacher is not set",)),
         ({"task": "distill", "teacher": {}}, ("teacher.name is not set",)),
         ({"task": "positive_augmented"}, ("train.trainable", "model.init")),
-        ({"negatives": {"count": 1}, "train": SMOOTH}, ("label_smoothing",)),
         (
-            {"negatives": {"count": 1}, "train": {"sentences": [1, 2]}},
+            {
+                "negatives": {"count": 1},
+                "train": SMOOTH,
+            },
+            ("label_smoothing",),
+        ),
+        (
+            {
+                "negatives": {"count": 1},
+                "train": {"sentences": [1, 2]},
+            },
             ("train.sentences", "negatives.source"),
         ),
         (

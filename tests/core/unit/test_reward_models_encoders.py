@@ -34,7 +34,11 @@ OWN = "tests.encoders_for_tests:TinyImageEncoder"
 
 # An archive tells its shapes by its weights, with heads of 64.
 WIDE = CLIP | {
-    "vision_cfg": CLIP["vision_cfg"] | {"width": 64, "head_width": 64},
+    "vision_cfg": CLIP["vision_cfg"]
+    | {
+        "width": 64,
+        "head_width": 64,
+    },
     "text_cfg": CLIP["text_cfg"] | {"width": 64, "heads": 1},
 }
 

@@ -49,7 +49,13 @@ def test_info_nce_is_the_mean_cross_entropy(smoothing, symmetric):
     images = rows(5, 7, 0)
     texts = rows(5, 7, 1)
     expected = slow_nce(9 * cosines(images, texts), smoothing, symmetric)
-    found = info_nce(images, texts, 9.0, smoothing, symmetric)
+    found = info_nce(
+        images,
+        texts,
+        9.0,
+        smoothing,
+        symmetric,
+    )
     assert found.item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -84,7 +90,13 @@ def test_similarity_regulator_punishes_what_is_below_on_and_above_off_the_diagon
     found = similarity_regulator(*given, reduction)
     assert found.item() == pytest.approx(expected.item(), rel=1e-5)
     one = torch.tensor([[1.0, 0.0]])
-    alone = similarity_regulator(one, -one, one, one, reduction)
+    alone = similarity_regulator(
+        one,
+        -one,
+        one,
+        one,
+        reduction,
+    )
     assert alone.item() == pytest.approx(2.0), "no other pairs"
 
 
@@ -131,8 +143,27 @@ def test_false_negatives_are_left_out_of_the_softmax():
     [
         ("text", {}, 1 / 2, 1 / 2, 0.0),
         ("dual", {}, 1 / 6, 1 / 6, 1 / 30),
-        ("dual", {"l1": 0.0, "cosine": 2.0, "regulator": 0.0}, 0.0, 2.0, 0.0),
-        ("dual", {"regulator": 0.0, "contrastive": 0.7}, 1 / 6, 1 / 6, 0.0),
+        (
+            "dual",
+            {
+                "l1": 0.0,
+                "cosine": 2.0,
+                "regulator": 0.0,
+            },
+            0.0,
+            2.0,
+            0.0,
+        ),
+        (
+            "dual",
+            {
+                "regulator": 0.0,
+                "contrastive": 0.7,
+            },
+            1 / 6,
+            1 / 6,
+            0.0,
+        ),
     ],
 )
 def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(
@@ -214,10 +245,21 @@ def test_the_loss_of_pac_s_by_hand():
     # T' are opposite to their images: rows 0 and 2 give 1/2 of 7/2, row 1 (cosine -1 of -1, 0, 0)
     # 1/2 of 5/2.
     against = 2 * (2 * math.log(7) + math.log(5)) / 3
-    given = {"image": images, "text": texts, "scale": torch.tensor(math.log(2))}
-    given |= {"image_generated": directions(0, 0, 0), "text_generated": -texts}
+    given = {
+        "image": images,
+        "text": texts,
+        "scale": torch.tensor(math.log(2)),
+    }
+    given |= {
+        "image_generated": directions(0, 0, 0),
+        "text_generated": -texts,
+    }
     loss, metrics = positive_augmented(given, {})
-    expected = {"pairs": pairs, "images": generated, "captions": against}
+    expected = {
+        "pairs": pairs,
+        "images": generated,
+        "captions": against,
+    }
     for name, value in expected.items():
         assert metrics[f"positive/{name}"].item() == pytest.approx(value, rel=1e-5)
     total = pairs + 0.05 * generated + 0.1 * against
@@ -255,7 +297,11 @@ def test_specificity_is_the_weighted_sum_of_its_terms(largest, symmetric, fixed)
         margin = gaps.mean().clamp(0, largest) if fixed is None else fixed
         terms[f"{name}_hinge"] = float((margin - gaps).clamp(min=0).mean())
         terms[f"{name}_rate"] = float((gaps > 0).double().mean())
-    weights = {"contrastive": 0.5, "positive_hinge": 8, "negative_hinge": 0.8}
+    weights = {
+        "contrastive": 0.5,
+        "positive_hinge": 8,
+        "negative_hinge": 0.8,
+    }
     total = sum(weight * terms[name] for name, weight in weights.items())
     given["scale"] = torch.tensor(4.0)
     options = (*weights.values(), largest, symmetric, fixed)
@@ -271,7 +317,11 @@ def test_what_is_logged_counts_both_directions_and_no_tie():
     image = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     text = torch.tensor([[1.0, 0.0], [1.0, 0.1]])
     texts = ("text", "text_false0", "text_base", "text_positive", "text_negative")
-    student = {"image": image, "scale": torch.tensor(2.0), **dict.fromkeys(texts, text)}
+    student = {
+        "image": image,
+        "scale": torch.tensor(2.0),
+        **dict.fromkeys(texts, text),
+    }
     metrics = contrastive(student, {"false": torch.ones(2, 1)})[1]
     metrics |= specificity(student, {"triplet": torch.ones(2)})[1]
     for name, expected in (

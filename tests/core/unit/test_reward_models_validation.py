@@ -93,7 +93,6 @@ def test_equal_captions_are_embedded_once_with_the_result_of_all():
     metrics = validator(network, own)(1, {}).metrics
     assert network.counts == {"image": 3, "text": 3}
     assert not any(modes), "no dropout"
-    assert network.training
     images = [Preprocessing(8)(row["image"].render()) for row in own]
     captions = [caption for row in own for caption in row["references"]]
     ids = SimpleTokenizer(context_length=8)(captions)
@@ -137,7 +136,11 @@ def test_the_loss_of_a_split_is_that_of_its_whole_batches():
     texts = ["a dog", "one cat", "two cats", "a bird", "no fish"]
     some = []
     for i, text in enumerate(texts):
-        row = {"image_id": str(i), "image": Drawn(50 * i), "references": [text]}
+        row = {
+            "image_id": str(i),
+            "image": Drawn(50 * i),
+            "references": [text],
+        }
         some.append({**row, "positive_captions": [f"{text} runs"]})
     objective = partial(positive_augmented, positive_images=0.0, positive_captions=0.5)
     made = [GeneratedPositives(["text"])]

@@ -254,7 +254,9 @@ def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(tmp_
         **by,
     )
     assert "eval.best_by is 'val/hard_negatives', but" in said
-    rows = [row | {"long_reference": "A dog. It runs."} for row in rows]
+    for row in rows:
+        del row["negatives"]
+        row["long_reference"] = "A dog. It runs."
     rows[-1]["references"] = []
     write_rows(data, rows)
     short = {

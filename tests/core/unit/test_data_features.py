@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from rl_caption.data.base import DataError
-from rl_caption.data.checks import verify
 from rl_caption.data.features import (
     FeatureOptions,
     Hdf5File,
-    ImageFeatures,
     features_of,
     pad_features,
 )
@@ -35,11 +33,6 @@ def hdf5(path, arrays):
         for key, value in arrays.items():
             file[key] = value
     return path
-
-
-def errors(features, cache):
-    verdicts = verify(features, 1, cache=cache)
-    return [verdict.error for verdict in verdicts.values()]
 
 
 def refused(features, message):
@@ -164,19 +157,6 @@ def test_a_forked_process_does_not_read_through_the_hdf5_handle_of_its_parent(tm
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert os.lseek(own, 0, os.SEEK_CUR) == 0, "the parent's position has moved"
     assert found.load(4).sum() == total
-
-
-def test_good_headers_are_remembered_and_another_option_is_another_verdict(
-    tmp_path, monkeypatch
-):
-    np.save(tmp_path / "5.npy", regions(2))
-    cache = tmp_path / "checked.json"
-    assert errors([image(tmp_path)], cache) == [None]
-    with monkeypatch.context() as patch:
-        patch.setattr(ImageFeatures, "check", None)
-        assert errors([image(tmp_path)], cache) == [None]
-    (again,) = errors([image(tmp_path, dim=7)], cache)
-    assert "expected 7" in again
 
 
 def test_pad_features_masks_what_is_not_a_region():

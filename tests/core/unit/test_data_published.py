@@ -9,7 +9,6 @@ import tarfile
 
 import pytest
 
-from rewards.base import RewardError
 from rewards.images import image_identity, open_image
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
@@ -291,7 +290,3 @@ def test_tar_shards_are_tables_of_the_library(tmp_path, datasets):
         assert row["references"] == [f"Caption {number}."]
         assert row["long_reference"] == f"L{number}"
         assert_image(row, number)
-    alone = tar(folder / "train-0.tar", {"000.png": b"none", "000.txt": b"x"})
-    (row,) = rows_of(format="hub", path=str(alone), columns=COLUMNS)
-    with pytest.raises(RewardError, match=r"train-0\.tar.*row 0"):
-        open_image(row["image"])

@@ -10,7 +10,6 @@ import torch
 from PIL import Image
 
 from rewards.clip.pretrained import ImageEncoder, load_part
-from rl_caption.cli.main import run_program
 from rl_caption.config.commands import PrepareFeaturesConfig
 from rl_caption.data import prepare_features
 from rl_caption.data.base import DataError
@@ -131,15 +130,3 @@ def test_what_cannot_be_used_is_named(tmp_path, dataset):
     with pytest.raises(DataError, match=r"1 of 5 .*photo4\.png"):
         encode_features(OWN, out=out, **options(dataset))
     assert not out.exists(), "found before anything is encoded"
-
-
-def test_the_command_line(tmp_path, dataset, capsys):
-    out = tmp_path / "features"
-    words = (
-        f"--encoder {OWN} --data {dataset} --image_root images --image_extension .png"
-    )
-    words += f" --out {out} --dtype float32 --device cpu --kwargs.gain 3"
-    assert run_program("prepare_features", words.split()) == 0
-    assert str(COUNT) in capsys.readouterr().out
-    largest = max(found.max() for found in read(dataset, out).values())
-    assert largest > 1.5, "three times a colour"

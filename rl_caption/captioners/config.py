@@ -62,14 +62,6 @@ class ModelConfig(Section):
         is_saved = values.get("init") is not None or values.get("name") == "huggingface"
         return SavedModelConfig if is_saved else NewModelConfig
 
-    @model_validator(mode="after")
-    def _check_target(self) -> Self:
-        if self.target is not None:
-            from rl_caption.captioners.loading import captioner_class
-
-            captioner_class(self.target, "model.target", vars(self).get("kwargs"))
-        return self
-
 
 class NewModelConfig(ModelConfig):
     """A captioner with random weights."""

@@ -405,10 +405,22 @@ class RunConfig(Section):
     """``tensorboard``, ``wandb``, ... through Accelerate, in addition to ``metrics.jsonl``."""
 
 
+def _check_target(model: ModelConfig) -> ModelConfig:
+    if model.target is not None:
+        from rl_caption.captioners.loading import captioner_class
+
+        captioner_class(model.target, "model.target", vars(model).get("kwargs"))
+    return model
+
+
+CheckedModel = Annotated[AnyModel, AfterValidator(_check_target)]
+"""A captioner to train: a class from outside and its options are looked at."""
+
+
 class XeConfig(PairsConfig):
     """``xe``: a captioner by cross-entropy."""
 
-    model: AnyModel = Field(default_factory=NewModelConfig)
+    model: CheckedModel = Field(default_factory=NewModelConfig)
     """The captioner."""
     train: XeTrainConfig = XeTrainConfig()
     """Optimisation."""
@@ -421,7 +433,7 @@ class XeConfig(PairsConfig):
 class ScstConfig(PairsConfig):
     """``scst``: a captioner by self-critical sequence training."""
 
-    model: AnyModel = Field(default_factory=NewModelConfig)
+    model: CheckedModel = Field(default_factory=NewModelConfig)
     """The captioner; ``model.init`` is the one to start from."""
     rollout: RolloutConfig = RolloutConfig()
     """Sampling."""

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import (
     NextLogits,
-    decode_with_scores,
+    beam_search,
+    decode_tree,
     logits_without_cache,
 )
 from rl_caption.captioners.tokens import Generated
@@ -30,33 +29,21 @@ WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 """Patterns of the names of weight files in the folder of a saved captioner."""
 
 
-UNREADABLE = (
-    OSError,
-    EOFError,
-    ValueError,
-    RuntimeError,
-    LookupError,
-    AttributeError,
-    TypeError,
-    SafetensorError,
-    pickle.UnpicklingError,
-)
-"""What libraries raise on a damaged or foreign file."""
-
-
 @contextmanager
-def reading(
-    what: str | Path, kinds: tuple[type[Exception], ...] = UNREADABLE
-) -> Iterator[None]:
-    """Context that turns what a library raises on a damaged or foreign file into a
+def reading(what: str | Path) -> Iterator[None]:
+    """Context that turns what libraries raise on a damaged or foreign file into a
     ``CaptionerError`` that names it.
     """
     try:
         yield
-    except kinds as error:
+    except Exception as error:
         if isinstance(error, CaptionerError) and str(what) in str(error):
             raise
         raise CaptionerError(f"{what} cannot be loaded: {error}") from error
+
+
+Inputs: TypeAlias = dict[str, Any]
+"""Model inputs of B rows: name -> tensor [B, ...], or what a captioner has in its place."""
 
 
 class Captioner(Protocol):
@@ -117,7 +104,7 @@ class Captioner(Protocol):
         """
 
     @abstractmethod
-    def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+    def preprocess(self, rows: Sequence[Row]) -> Inputs:
         """Model inputs of B rows, on the CPU (called in loader workers). Raises ``DataError`` for
         an unusable row.
         """
@@ -140,7 +127,7 @@ class Captioner(Protocol):
     def token_logits(
         self,
         model: nn.Module,
-        inputs: dict[str, Tensor],
+        inputs: Inputs,
         token_ids: Tensor,
         mask: Tensor | None = None,
     ) -> Tensor:
@@ -166,9 +153,7 @@ class Captioner(Protocol):
             )
         return self.max_tokens
 
-    def image_states(
-        self, policy: nn.Module, inputs: dict[str, Tensor]
-    ) -> dict[str, Tensor]:
+    def image_states(self, policy: nn.Module, inputs: Inputs) -> Inputs:
         """The image encoder's outputs, in the form that ``generate`` and ``token_logits`` take in
         place of ``inputs``.
 
@@ -182,7 +167,7 @@ class Captioner(Protocol):
     def generate(
         self,
         policy: nn.Module,
-        inputs: dict[str, Tensor],
+        inputs: Inputs,
         decoding: Decoding,
         noise: Tensor | None = None,
     ) -> Tensor:
@@ -198,7 +183,7 @@ class Captioner(Protocol):
     def generate_with_scores(
         self,
         policy: nn.Module,
-        inputs: dict[str, Tensor],
+        inputs: Inputs,
         decoding: Decoding,
         noise: Tensor | None = None,
     ) -> Generated:
@@ -207,20 +192,16 @@ class Captioner(Protocol):
         """
         limit = min(decoding.max_new_tokens, self.max_tokens or sys.maxsize)
         decoding = decoding.replace(max_new_tokens=limit)
-        images = len(next(iter(inputs.values())))
         with torch.no_grad():
-            next_logits = self.next_logits(policy, inputs, decoding.max_new_tokens)
-            return decode_with_scores(
-                self,
-                next_logits,
-                images,
-                decoding,
-                noise,
-                share_prefixes=not policy.training,
-            )
+            next_logits = self.next_logits(policy, inputs, limit)
+            if decoding.num_beams > 1:
+                return beam_search(self, next_logits, decoding)
+            share = not policy.training
+            ids = decode_tree(self, next_logits, decoding, noise, share)
+        return Generated(ids, None)
 
     def next_logits(
-        self, policy: nn.Module, inputs: dict[str, Tensor], max_new_tokens: int
+        self, policy: nn.Module, inputs: Inputs, max_new_tokens: int
     ) -> NextLogits:
         """A function of prefixes to the logits of their next tokens, for decoding captions of B
         images.
@@ -237,7 +218,7 @@ class Captioner(Protocol):
     def prefix_logits(
         self,
         model: nn.Module,
-        inputs: dict[str, Tensor],
+        inputs: Inputs,
         token_ids: Tensor,
         mask: Tensor,
     ) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ from rl_caption.captioners.tokens import (
 )
 
 if TYPE_CHECKING:
-    from rl_caption.captioners.base import Captioner
+    from rl_caption.captioners.base import Captioner, Inputs
 
 Processor = Callable[[Tensor, Tensor], Tensor]
 """Changes the logits or log-probabilities [N, V] of the next tokens, given the tokens of the
@@ -56,56 +56,11 @@ class Prefixes:
     parent: Tensor | None
     image: Tensor
 
-    def extend(self, earlier: Tensor) -> Tensor:
-        """All tokens [M, t + 1] of the prefixes, from the tokens ``earlier`` [., t] of those of the
-        previous call.
-        """
-        before = earlier if self.parent is None else earlier[self.parent]
-        return torch.cat([before, self.tokens.unsqueeze(1)], dim=1)
-
 
 NextLogits = Callable[[Prefixes | None], Tensor]
 """Returns the logits [M, V] of the tokens that follow M prefixes. None stands for the empty prefix
 of every image and gives [B, V].
 """
-
-
-@torch.no_grad()
-def decode_with_scores(
-    captioner: Captioner,
-    next_logits: NextLogits,
-    images: int,
-    decoding: Decoding,
-    noise: Tensor | None,
-    share_prefixes: bool = True,
-) -> Generated:
-    """Decode captions of B images by sampling, arg max or beam search.
-
-    Args:
-        captioner: gives the special tokens and, for ``remove_bad_endings``, the words of tokens.
-        next_logits: the model, which may keep a cache of the prefixes of the previous call.
-        images: B.
-        noise: [B, K, L] uniform numbers in [0, 1), one for each sampled token.
-        share_prefixes: compute equal prefixes of an image once; off where dropout should differ
-            between them.
-
-    Returns:
-        Token ids [B, R, T] padded after EOS, T <= L: K samples, then
-        the greedy caption. With beam search the R best captions and their scores.
-
-    Raises:
-        ValueError: samples are to be drawn and ``noise`` is None.
-    """
-    if decoding.num_beams > 1:
-        return beam_search(captioner, next_logits, images, decoding)
-    if decoding.num_samples and noise is None:
-        raise ValueError(
-            "sampling needs noise [B, K, L]: one uniform number for each token"
-        )
-    return Generated(
-        _decode_tree(captioner, next_logits, images, decoding, noise, share_prefixes),
-        None,
-    )
 
 
 def constraints(captioner: Captioner, decoding: Decoding) -> list[Processor]:
@@ -182,22 +137,32 @@ def draw_tokens(
     return sample_tokens(left, noise, 1.0)
 
 
-def _decode_tree(
+def decode_tree(
     captioner: Captioner,
     next_logits: NextLogits,
-    images: int,
     decoding: Decoding,
     noise: Tensor | None,
-    share_prefixes: bool,
+    share_prefixes: bool = True,
 ) -> Tensor:
+    """Captions [B, R, T <= L] by sampling and arg max, padded after EOS: K samples of each image,
+    then the greedy caption.
+
+    Args:
+        captioner: gives the special tokens and, for ``remove_bad_endings``, the words of tokens.
+        next_logits: the model, which may keep a cache of the prefixes of the previous call.
+        noise: [B, K, L] uniform numbers in [0, 1), one for each sampled token.
+        share_prefixes: compute equal prefixes of an image once; off where dropout should differ
+            between them.
+    """
     per_image = decoding.captions_per_image
     limit = decoding.max_new_tokens
     processors = constraints(captioner, decoding)
     logits = next_logits(None)
-    image = torch.arange(images, device=logits.device)  # of each prefix
+    device = logits.device
+    image = torch.arange(len(logits), device=device)  # of each prefix
     prefix = image.repeat_interleave(per_image)  # of each caption
-    captions = torch.arange(len(prefix), device=logits.device)  # that have not ended
-    ids = torch.full((len(prefix), limit), captioner.pad_token_id, device=logits.device)
+    captions = torch.arange(len(prefix), device=device)  # that have not ended
+    ids = torch.full((len(prefix), limit), captioner.pad_token_id, device=device)
     for position in range(limit):
         for process in processors:
             # A caption of each prefix; rows of captions that have ended are not read.
@@ -205,141 +170,144 @@ def _decode_tree(
             logits = process(ids[owner, :position], logits.float())
         logits = forbid(logits, captioner.forbidden)
         chosen = best = logits.argmax(-1, keepdim=True)
-        if noise is not None and decoding.num_samples:
+        if decoding.num_samples:
+            assert noise is not None, "samples need a number for each token"
             drawn = draw_tokens(logits, noise[image, :, position], decoding, best)
             chosen = torch.cat([drawn, best], dim=1)
         tokens = chosen[prefix, captions % per_image]
         ids[captions, position] = tokens
-        (goes_on,) = (tokens != captioner.eos_token_id).nonzero(as_tuple=True)
+        goes_on = (tokens != captioner.eos_token_id).nonzero().squeeze(-1)
         if position + 1 == limit or not len(goes_on):
             break
         captions = captions[goes_on]
         tokens = tokens[goes_on]
         parent = prefix[goes_on]
+        prefix = torch.arange(len(captions), device=device)
         if share_prefixes:
             vocabulary = logits.shape[-1]
-            pairs = parent * vocabulary + tokens
-            pairs, prefix = torch.unique(pairs, return_inverse=True)
+            pairs, prefix = (parent * vocabulary + tokens).unique(return_inverse=True)
             tokens = pairs % vocabulary
             parent = pairs // vocabulary
-        else:
-            prefix = torch.arange(len(captions), device=logits.device)
         prefixes = Prefixes(tokens, parent, image[parent])
         many = len(tokens) > (1 - COMPACT_AT) * len(image)
-        if many and bool((parent.diff() > 0).all()):
+        if many and (parent.diff() > 0).all():
             # None have parted and few have ended: all rows stay, the ended ones with padding as
             # their next token.
-            padding = torch.full_like(image, captioner.pad_token_id)
             prefix = parent[prefix]
-            prefixes = Prefixes(padding.index_copy_(0, parent, tokens), None, image)
+            newest = torch.full_like(image, captioner.pad_token_id)
+            newest[parent] = tokens
+            prefixes = Prefixes(newest, None, image)
         image = prefixes.image
         logits = next_logits(prefixes)
-    return ids[:, : position + 1].unflatten(0, (images, per_image))
+    return ids[:, : position + 1].unflatten(0, (-1, per_image))
 
 
-@torch.no_grad()
 def beam_search(
-    captioner: Captioner, next_logits: NextLogits, images: int, decoding: Decoding
+    captioner: Captioner, next_logits: NextLogits, decoding: Decoding
 ) -> Generated:
-    """The R best captions of each of B images, by beam search of width W in G groups of W / G
-    beams.
+    """The R best captions of each of B images by beam search in G groups of W beams, with their
+    scores.
 
     A finished caption is scored by its log-probability / length**``length_penalty`` (length in
-    tokens, EOS included). A group is done when its best W / G finished captions score at least as
+    tokens, EOS included). A group is done when its best W finished captions score at least as
     high as the best of its open beams does at its present length (Transformers'
     ``early_stopping=False``). Captions that reach the length limit count as finished. An image
     whose groups are done leaves the batch.
 
     Groups make it diverse beam search with Hamming diversity (Vijayakumar et al., "Diverse Beam
-    Search for Improved
-    Description of Complex Scenes", AAAI 2018): a token loses ``diversity_penalty`` of
-    log-probability for each beam of an earlier group that continues with it at the same step. As in
-    Transformers, the penalties stay in the scores. Tokens that constraints exclude have probability
-    0; the others are not renormalised.
+    Search for Improved Description of Complex Scenes", AAAI 2018): a token loses
+    ``diversity_penalty`` of log-probability for each beam of an earlier group that continues with
+    it at the same step. As in Transformers, the penalties stay in the scores. Tokens that
+    constraints exclude have probability 0; the others are not renormalised.
     """
     width = decoding.num_beams
     groups = decoding.num_beam_groups
-    each = width // groups
     limit = decoding.max_new_tokens
+    eos = captioner.eos_token_id
     processors = constraints(captioner, decoding)
     logits = next_logits(None).repeat_interleave(width, 0)
     device = logits.device
-    eos = captioner.eos_token_id
-    active = torch.arange(images, device=device)  # images that are not done
-    scores = torch.full((images, groups, each), -torch.inf, device=device)
-    best_scores = scores.double()
-    best = torch.full((*scores.shape, limit), captioner.pad_token_id, device=device)
+    active = torch.arange(len(logits) // width, device=device)  # images not done
+    shape = (len(active), groups, width // groups)
+    rows = active.view(-1, 1, 1).expand(shape)  # prefix of each beam in the latest call
+    scores = torch.full(shape, -torch.inf, device=device)  # of the open beams
+    best_scores = scores.double()  # of finished captions
+    best = torch.full((*shape, limit), captioner.pad_token_id, device=device)
     prefixes = best.clone()
     scores[..., 0] = 0.0  # all beams are equal at first: only one of a group counts
     going = scores[..., 0] == 0  # groups that are not done
     for length in range(1, limit + 1):
-        divisor = length**decoding.length_penalty
         logprobs = forbid(logits, captioner.forbidden).log_softmax(-1)
         for process in processors:
             logprobs = process(prefixes[..., : length - 1].flatten(0, 2), logprobs)
         logprobs = logprobs.unflatten(0, scores.shape)
-        taken = torch.zeros_like(logprobs[:, 0, 0])  # by how many earlier groups
-        kept: list[list[Tensor]] = []
-        for group in range(groups):
-            penalty = decoding.diversity_penalty * taken.unsqueeze(1)
-            found, parent, token = _best_extensions(
-                scores[:, group], logprobs[:, group] - penalty
-            )
-            counted = going[:, group, None].expand(-1, each)
-            ends = (token == eos) & found.isfinite()
-            ended = prefixes[:, group].take_along_dim(parent[:, :each, None], 1)
-            ended[..., length - 1] = eos
-            ended_scores = found[:, :each].double() / divisor
-            best_scores[active, group], best[active, group] = _best_of(
-                best_scores[active, group],
-                best[active, group],
-                ended_scores.where(ends[:, :each] & counted, -torch.inf),
-                ended,
-            )
-            order = ends.long().sort(dim=-1, stable=True).indices[:, :each]
-            kept.append([some.gather(1, order) for some in (found, parent, token)])
-            taken.scatter_add_(1, kept[-1][2], counted.float())
-        scores, parent, token = (
-            torch.stack(some, 1) for some in zip(*kept, strict=True)
+        ended_scores, ended_parent, scores, parent, token = _extend_beams(
+            scores, logprobs, going, decoding.diversity_penalty, eos
         )
-        going &= best_scores[active, :, -1] < scores[..., 0].double() / divisor
+        ended = prefixes.take_along_dim(ended_parent.unsqueeze(-1), 2)
+        ended[..., length - 1] = eos
         prefixes = prefixes.take_along_dim(parent.unsqueeze(-1), 2)
         prefixes[..., length - 1] = token
-        first = torch.arange(0, len(active) * width, each, device=device)
-        rows = parent + first.view(-1, groups, 1)
+        divisor = length**decoding.length_penalty
+        counted = going.unsqueeze(-1)
+        best_scores[active], best[active] = _best_of(
+            best_scores[active],
+            best[active],
+            (ended_scores.double() / divisor).where(counted, -torch.inf),
+            ended,
+        )
+        present = scores.double() / divisor
+        going &= best_scores[active, :, -1] < present[..., 0]
         stay = going.any(1)
+        if length == limit or not stay.any():
+            break
+        rows = rows.take_along_dim(parent, 2)
         active, going, scores, prefixes, token, rows = (
             some[stay] for some in (active, going, scores, prefixes, token, rows)
         )
-        if not len(active) or length == limit:
-            break
-        image_of = active.repeat_interleave(width)
-        # At first there was one prefix an image.
-        before = image_of if length == 1 else rows.flatten()
-        logits = next_logits(Prefixes(token.flatten(), before, image_of))
-    scores = (scores.double() / divisor).where(going.unsqueeze(-1), -torch.inf)
+        image = active.repeat_interleave(width)
+        logits = next_logits(Prefixes(token.flatten(), rows.flatten(), image))
+        rows = torch.arange(len(image), device=device).view(scores.shape)
+    open_scores = present.where(going.unsqueeze(-1), -torch.inf)
     best_scores[active], best[active] = _best_of(
-        best_scores[active], best[active], scores, prefixes
+        best_scores[active], best[active], open_scores, prefixes
     )
-    count = decoding.num_return_sequences
-    order = best_scores.flatten(1).argsort(dim=-1, descending=True, stable=True)
-    order = order[:, :count]
+    best_scores = best_scores.flatten(1)
+    order = best_scores.argsort(dim=-1, descending=True, stable=True)
+    order = order[:, : decoding.num_return_sequences]
     captions = best.flatten(1, 2).take_along_dim(order.unsqueeze(-1), 1)
-    best_scores = best_scores.flatten(1).gather(1, order)
-    return Generated(captions[..., :length], best_scores.float())
+    return Generated(captions[..., :length], best_scores.gather(1, order).float())
 
 
-def _best_extensions(scores: Tensor, logprobs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The 2 W best extensions of W beams by one token, so that W stay open even if W end.
+def _extend_beams(
+    scores: Tensor, logprobs: Tensor, going: Tensor, diversity_penalty: float, eos: int
+) -> tuple[Tensor, ...]:
+    """Extend the beams with ``scores`` [A, G, W] by one token, from ``logprobs`` [A, G, W, V]; the
+    tokens of groups that are ``going`` [A, G] are a penalty for later groups.
 
-    From ``scores`` [A, W] and ``logprobs`` [A, W, V]: scores, beams and tokens [A, 2 W], best
-    first; extensions by a forbidden token have the score -inf.
+    Returns five tensors [A, G, W], best first: scores and beams of those that end now (a score of
+    -inf stands for none), and scores, beams and tokens of those that stay open.
     """
-    extended = (scores.unsqueeze(-1) + logprobs).flatten(1)
-    best, index = extended.topk(2 * scores.shape[1], dim=-1)
-    best = best.masked_fill(best < FORBIDDEN_LOGIT / 2, -torch.inf)
+    width = scores.shape[-1]
     vocabulary = logprobs.shape[-1]
-    return best, index // vocabulary, index % vocabulary
+    taken = torch.zeros_like(logprobs[:, 0, 0])  # by how many earlier groups
+    extensions = []
+    for group in range(scores.shape[1]):
+        added = logprobs[:, group] - diversity_penalty * taken.unsqueeze(1)
+        extended = scores[:, group].unsqueeze(-1) + added
+        # 2 W, so that W stay open even if W end.
+        found, index = extended.flatten(1).topk(2 * width, dim=-1)
+        found = found.masked_fill(found < FORBIDDEN_LOGIT / 2, -torch.inf)
+        parent = index // vocabulary
+        token = index % vocabulary
+        ends = (token == eos) & found.isfinite()
+        ended = found.where(ends, -torch.inf)
+        order = ends.long().sort(dim=-1, stable=True).indices[:, :width]
+        kept = [some.gather(1, order) for some in (found, parent, token)]
+        extensions.append([ended[:, :width], parent[:, :width], *kept])
+        counted = going[:, group, None].expand_as(order)
+        taken.scatter_add_(1, kept[-1], counted.float())
+    return tuple(torch.stack(some, 1) for some in zip(*extensions, strict=True))
 
 
 def _best_of(
@@ -356,27 +324,28 @@ def _best_of(
     return scores[..., :count], torch.cat([captions, new], -2).take_along_dim(order, -2)
 
 
-def select_rows(inputs: dict[str, Any], rows: Tensor) -> dict[str, Any]:
+def select_rows(inputs: Inputs, rows: Tensor) -> Inputs:
     """The inputs of some rows of a batch, in order."""
     return {name: value[rows] for name, value in inputs.items()}
 
 
 def logits_without_cache(
-    captioner: Captioner, policy: nn.Module, inputs: dict[str, Tensor]
+    captioner: Captioner, policy: nn.Module, inputs: Inputs
 ) -> NextLogits:
     """``Captioner.next_logits`` without a cache: ``token_logits`` of all tokens of every prefix."""
     first = next(iter(inputs.values()))
-    earlier = torch.empty(len(first), 0, dtype=torch.long, device=first.device)
+    # All tokens of each prefix and one of padding, whose logits are those of the next token.
+    ids = torch.full((len(first), 1), captioner.pad_token_id, device=first.device)
 
     def next_logits(prefixes: Prefixes | None) -> Tensor:
-        """Logits [P, V] after all tokens of each of P prefixes."""
-        nonlocal earlier
+        nonlocal ids
         expanded = inputs
         if prefixes is not None:
-            earlier = prefixes.extend(earlier)
             expanded = select_rows(inputs, prefixes.image)
-        # The logits of padding are those of the next token.
-        ids = nn.functional.pad(earlier, (0, 1), value=captioner.pad_token_id)
+            if prefixes.parent is not None:
+                ids = ids[prefixes.parent]
+            before, padding = ids[:, :-1], ids[:, -1:]
+            ids = torch.cat([before, prefixes.tokens.unsqueeze(1), padding], dim=1)
         return captioner.token_logits(policy, expanded, ids.unsqueeze(1))[:, 0, -1]
 
     return next_logits

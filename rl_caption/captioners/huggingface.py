@@ -35,7 +35,7 @@ from rl_caption.captioners.adaptation import (
     untie,
     unties,
 )
-from rl_caption.captioners.base import Captioner, CaptionerError, reading
+from rl_caption.captioners.base import Captioner, CaptionerError, Inputs, reading
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import (
     NextLogits,
@@ -239,7 +239,7 @@ class HuggingFaceCaptioner(Captioner):
             json.dumps(settings, indent=1, ensure_ascii=False)
         )
 
-    def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+    def preprocess(self, rows: Sequence[Row]) -> Inputs:
         """``pixel_values`` [B, 3, H, W]; of a model that answers, what its processor makes of each
         row, with prompts that are padded on the left. The frames of a video are several images.
         """
@@ -259,14 +259,14 @@ class HuggingFaceCaptioner(Captioner):
             pixels = process(images=images, return_tensors="pt")["pixel_values"]
         return {"pixel_values": pixels}
 
-    def prepare(self, row: Row) -> dict[str, Tensor]:
+    def prepare(self, row: Row) -> Inputs:
         """The inputs of one row of a model that answers a prompt."""
         images = [load_image(frame) for frame in frames_of(row["image"])]
         messages = as_messages(self.prompt, row.get("prompt"))
         what = f"image {row['image_id']!r}"
         with naming(f"{what} cannot be prepared", (Exception,), DataError):
             made = self.family.inputs(self.processor, messages, images)
-        inputs: dict[str, Tensor] = made
+        inputs: Inputs = made
         length = inputs["input_ids"].shape[1]
         if length >= self.longest_prompt:
             raise DataError(
@@ -297,7 +297,7 @@ class HuggingFaceCaptioner(Captioner):
         read = len(plain_tokens(self.tokenizer, start))
         return [[*ids[read:], self.eos_token_id][:max_tokens] for ids in encoded]
 
-    def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def image_states(self, policy: Any, inputs: Inputs) -> Inputs:
         """See ``Captioner.image_states``; visual tokens only where the model takes them."""
         if not policy.takes_features:
             return inputs
@@ -308,7 +308,7 @@ class HuggingFaceCaptioner(Captioner):
     def generate_with_scores(
         self,
         policy: Any,
-        inputs: dict[str, Tensor],
+        inputs: Inputs,
         decoding: Decoding,
         noise: Tensor | None = None,
     ) -> Generated:
@@ -338,7 +338,7 @@ class HuggingFaceCaptioner(Captioner):
         return Generated(torch.cat(padded), torch.cat(scores) if scores else None)
 
     def next_logits(
-        self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int
+        self, policy: Any, inputs: Inputs, max_new_tokens: int
     ) -> NextLogits:
         """See ``Captioner``."""
         if policy.mode.prefix == "none":
@@ -360,7 +360,7 @@ class HuggingFaceCaptioner(Captioner):
     def token_logits(
         self,
         model: nn.Module,
-        inputs: dict[str, Tensor],
+        inputs: Inputs,
         token_ids: Tensor,
         mask: Tensor | None = None,
     ) -> Tensor:
@@ -369,7 +369,7 @@ class HuggingFaceCaptioner(Captioner):
     def prefix_logits(
         self,
         model: nn.Module,
-        inputs: dict[str, Tensor],
+        inputs: Inputs,
         token_ids: Tensor,
         mask: Tensor,
     ) -> tuple[Tensor, Tensor]:
@@ -396,7 +396,7 @@ def load_processors(
 ) -> tuple[list[Any], Any]:
     """What is saved beside the weights, and the tokenizer among it."""
     what = f"image processor and tokenizer (tokenizer.json and others) of {name!r}"
-    with reading(what, (Exception,)):  # tokenizers raises that itself
+    with reading(what):
         # Without one of its files, Transformers makes up a tokenizer.
         cached_file(name, "tokenizer_config.json", **source)
         options = {**source, **family.processor_options, **options}

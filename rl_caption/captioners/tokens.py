@@ -36,26 +36,15 @@ def caption_mask(token_ids: Tensor, eos_token_id: int) -> Tensor:
 
 def forbid(logits: Tensor, token_ids: Sequence[int]) -> Tensor:
     """Float32 logits [..., V] with ``FORBIDDEN_LOGIT`` at ``token_ids``."""
-    filled = logits.float()
-    if not logits.requires_grad:  # by slices: a tensor of token ids would have to be sent to the device every time
-        filled = (
-            filled.clone() if filled is logits else filled
-        )  # never into the model's own tensor
-        for start, end in _ranges(tuple(token_ids)):
-            filled[..., start:end] = FORBIDDEN_LOGIT
-        return filled
-    index = torch.tensor(list(token_ids), dtype=torch.long, device=logits.device)
-    return (filled.index_fill if filled is logits else filled.index_fill_)(
-        -1, index, FORBIDDEN_LOGIT
-    )
+    filled = logits.to(torch.float32, copy=True)  # never into the model's own tensor
+    index = _index(tuple(token_ids), logits.device)
+    return filled.index_fill_(-1, index, FORBIDDEN_LOGIT)
 
 
-@cache
-def _ranges(numbers: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Begin and end of every run of consecutive numbers."""
-    starts = sorted(set(numbers) - {number + 1 for number in numbers})
-    ends = sorted({number + 1 for number in numbers} - set(numbers))
-    return list(zip(starts, ends, strict=True))
+@cache  # to send it to the device at every token would take time
+@torch.inference_mode(False)  # a tensor of inference mode could not be trained with
+def _index(token_ids: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(token_ids, dtype=torch.long, device=device)
 
 
 def sample_tokens(

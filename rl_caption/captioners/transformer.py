@@ -27,7 +27,7 @@ from rewards.model_files import (
     read_weights,
 )
 from rewards.text.tokenize import TOKENIZER, join_cjk, tokenizer_of
-from rl_caption.captioners.base import Captioner, reading
+from rl_caption.captioners.base import Captioner, Inputs, reading
 from rl_caption.captioners.decoding import NextLogits, Prefixes
 from rl_caption.captioners.modeling import (
     NAMES,
@@ -153,7 +153,7 @@ class TransformerCaptioner(Captioner):
         policy.save_pretrained(path)
         self.tokenizer.save_pretrained(path)
 
-    def preprocess(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+    def preprocess(self, rows: Sequence[Row]) -> Inputs:
         """``pixel_values`` [B, 3, S, S] in [-1, 1]; resized to squares (bicubic).
 
         Over region features, ``region_features`` [B, R, F] with ``region_mask`` [B, R] instead.
@@ -200,7 +200,7 @@ class TransformerCaptioner(Captioner):
         encoded = self.tokenizer(prepared, add_special_tokens=False)["input_ids"]
         return [[*ids, self.eos_token_id][:max_tokens] for ids in encoded]
 
-    def image_states(self, policy: Any, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    def image_states(self, policy: Any, inputs: Inputs) -> Inputs:
         """States if gradients are enabled, as the encoder is always trained; else ``inputs``."""
         if not torch.is_grad_enabled():
             return inputs
@@ -208,7 +208,7 @@ class TransformerCaptioner(Captioner):
         return {"states": states, **{k: v for k, v in inputs.items() if "mask" in k}}
 
     def next_logits(
-        self, policy: Any, inputs: dict[str, Tensor], max_new_tokens: int
+        self, policy: Any, inputs: Inputs, max_new_tokens: int
     ) -> NextLogits:
         """See ``Captioner.next_logits``; uses a preallocated KV cache."""
         states = inputs.get("states")
@@ -244,7 +244,7 @@ class TransformerCaptioner(Captioner):
     def token_logits(
         self,
         model: nn.Module,
-        inputs: dict[str, Tensor],
+        inputs: Inputs,
         token_ids: Tensor,
         mask: Tensor | None = None,
     ) -> Tensor:
@@ -254,7 +254,7 @@ class TransformerCaptioner(Captioner):
     def prefix_logits(
         self,
         model: nn.Module,
-        inputs: dict[str, Tensor],
+        inputs: Inputs,
         token_ids: Tensor,
         mask: Tensor,
     ) -> tuple[Tensor, Tensor]:
@@ -264,7 +264,7 @@ class TransformerCaptioner(Captioner):
     def _forward(
         self,
         model: nn.Module,
-        inputs: dict[str, Tensor],
+        inputs: Inputs,
         token_ids: Tensor,
         mask: Tensor | None,
         node: Tensor | None,
@@ -312,7 +312,7 @@ def _read_tokenizer(
     special tokens.
     """
     what = f"the tokenizer in {folder} (tokenizer.json, tokenizer_config.json)"
-    with reading(what, (Exception,)):  # tokenizers raises that itself
+    with reading(what):
         tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
         for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
             token_id = getattr(tokenizer, name)

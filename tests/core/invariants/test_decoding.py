@@ -163,12 +163,12 @@ def test_diverse_beam_search_is_that_of_transformers_4(case):
     def next_logits(prefixes):
         return logits[first if prefixes is None else prefixes.tokens]
 
-    found = beam_search(table, next_logits, 4, decoding)
+    found = beam_search(table, next_logits, decoding)
     assert trimmed(found.token_ids, table) == [
         ids for of_image in captions for ids in of_image
     ]
     assert torch.allclose(found.scores, scores, atol=1e-5)
-    other = beam_search(table, next_logits, 4, decoding.replace(diversity_penalty=1e-9))
+    other = beam_search(table, next_logits, decoding.replace(diversity_penalty=1e-9))
     assert not torch.allclose(other.scores, scores, atol=1e-5)
 
 
@@ -186,7 +186,6 @@ def test_groups_of_beams_are_the_same_without_a_cache():
     slow = beam_search(
         captioner,
         logits_without_cache(captioner, captioner.policy, inputs),
-        3,
         decoding,
     )
     assert torch.equal(found.token_ids, slow.token_ids)

@@ -3,10 +3,10 @@ checkpointing.
 """
 
 import copy
+import fnmatch
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -16,34 +16,30 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from rewards.base import naming
 from rl_caption.captioners.base import CaptionerError
 
 
-def freeze(
-    model: nn.Module, patterns: Sequence[str], required: bool = True
-) -> list[str]:
+def freeze(model: nn.Module, patterns: Sequence[str], required: bool = True) -> None:
     """Freeze the parameters whose names match one of ``patterns`` (wildcards of file names: ``*``,
     ``?``, ``[abc]``).
 
-    Returns their names. With ``required``, raises ``CaptionerError`` if a pattern matches nothing;
-    nothing is frozen then.
+    With ``required``, raises ``CaptionerError`` if a pattern matches nothing; nothing is frozen
+    then.
     """
     # Tied weights have several names, and each freezes the one tensor.
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    for pattern in patterns if required else ():
-        if not any(fnmatchcase(name, pattern) for name in names):
+    frozen: list[str] = []
+    for pattern in patterns:
+        matches = fnmatch.filter(names, pattern)
+        if required and not matches:
             raise CaptionerError(
                 f"model.freeze has {pattern!r}, which matches no parameter: they have names such "
                 f"as {names[0]} and {names[-1]}"
             )
-    frozen = [
-        name
-        for name in names
-        if any(fnmatchcase(name, pattern) for pattern in patterns)
-    ]
+        frozen += matches
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
-    return frozen
 
 
 def add_lora(
@@ -57,14 +53,10 @@ def add_lora(
     ``peft`` configuration.
 
     Raises:
-        CaptionerError: ``peft`` is not installed, or ``targets`` match no module.
+        CaptionerError: ``targets`` match no module.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError as error:
-        raise CaptionerError(
-            "model.lora needs peft: pip install 'rl-caption[peft]'"
-        ) from error
+    from peft import LoraConfig, inject_adapter_in_model
+
     names = targets if isinstance(targets, str) else list(targets)
     config = LoraConfig(
         r=r,
@@ -73,13 +65,11 @@ def add_lora(
         target_modules=names,
         bias="none",
     )
-    try:
-        with warnings.catch_warnings():
-            # peft warns that it transposes the weights of GPT-2's Conv1D, which is right.
-            warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")
-            inject_adapter_in_model(config, model)
-    except ValueError as error:
-        raise CaptionerError(f"model.lora.target_modules: {error}") from error
+    wrong = naming("model.lora.target_modules", (ValueError,), CaptionerError)
+    with wrong, warnings.catch_warnings():
+        # peft warns that it transposes the weights of GPT-2's Conv1D, which is right.
+        warnings.filterwarnings("ignore", message=".*fan_in_fan_out.*")
+        inject_adapter_in_model(config, model)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -162,13 +152,10 @@ def checkpoint_layers(model: nn.Module) -> None:
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
-    layers: list[Any] = [
-        layer
-        for layer in model.modules()
-        if isinstance(layer, GradientCheckpointingLayer)
-    ]
-    for layer in layers:
-        layer.forward = partial(_forward_without_storing, layer.forward)
+    layer: Any
+    for layer in model.modules():
+        if isinstance(layer, GradientCheckpointingLayer):
+            layer.forward = partial(_forward_without_storing, layer.forward)
 
 
 def _forward_without_storing(

@@ -8,7 +8,7 @@ import transformers
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessorList
 
-from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.base import Captioner, Inputs
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import constraints, draw_tokens
 from rl_caption.captioners.tokens import forbid
@@ -17,7 +17,7 @@ from rl_caption.captioners.tokens import forbid
 @torch.no_grad()
 def generate(
     model: Any,
-    row: dict[str, Any],
+    row: Inputs,
     captions: int,
     max_new_tokens: int,
     eos: int | None = None,
@@ -53,14 +53,14 @@ def generate(
 
 
 def sample(
-    captioner: Captioner, row: dict[str, Any], decoding: Decoding, noise: Tensor
+    captioner: Captioner, row: Inputs, decoding: Decoding, noise: Tensor | None
 ) -> Tensor:
-    """Captions [R, T] of one image by ``generate``: a sample for each row of ``noise`` [K, L], and
-    the greedy one.
+    """Captions [1, R, T] of one image by ``generate``: K samples by ``noise`` [1, K, L], and the
+    greedy one.
     """
     policy: Any = captioner.policy
     processors = constraints(captioner, decoding)
-    drawn = len(noise)
+    drawn = decoding.num_samples
     steps = itertools.count()
 
     def choose(input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -71,10 +71,11 @@ def sample(
         logits = forbid(scores, captioner.forbidden)
         for process in processors:
             logits = process(input_ids[:, input_ids.shape[1] - step :], logits)
-        best = logits.argmax(-1, keepdim=True)
-        uniform = noise[:, step, None]
-        some = draw_tokens(logits[:drawn], uniform, decoding, best[:drawn])
-        chosen = torch.cat([some, best[drawn:]])
+        chosen = logits.argmax(-1, keepdim=True)
+        if noise is not None:
+            numbers = noise[0, :, step, None]
+            best = chosen[:drawn]
+            chosen[:drawn] = draw_tokens(logits[:drawn], numbers, decoding, best)
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)
 
     output = generate(
@@ -88,5 +89,5 @@ def sample(
     )
     length = len(output.logits)
     assert next(steps) == length, "its generate takes no logits_processor"
-    captions: Tensor = output.sequences[:, -length:]
+    captions: Tensor = output.sequences[None, :, -length:]
     return captions

@@ -7,7 +7,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -24,6 +23,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import cached_file
 
 from rewards.base import naming
+from rewards.devices import is_main_process
 from rewards.images import frames_of
 from rewards.model_files import check_folder, read_object, transformers_options
 from rl_caption.captioners.adaptation import (
@@ -101,12 +101,11 @@ class HuggingFaceCaptioner(Captioner):
         self.eos_token_id: int = conventions.eos
         self.pad_token_id: int = conventions.pad
         self.max_tokens: int | None = conventions.max_tokens
-        # Rows of the output layer beyond the tokenizer have no text; special tokens are not for
-        # captions.
-        kept_out = {*tokenizer.all_special_ids, *conventions.forbidden}
-        kept_out.update(range(len(tokenizer), conventions.vocab_size))
-        kept_out &= set(range(conventions.vocab_size)) - {conventions.eos}
-        self.forbidden: tuple[int, ...] = tuple(sorted(kept_out))
+        size = conventions.vocab_size
+        special = {*tokenizer.all_special_ids, *conventions.forbidden}
+        special.update(range(len(tokenizer), size))  # they have no text
+        special &= set(range(size)) - {conventions.eos}
+        self.forbidden: tuple[int, ...] = tuple(sorted(special))
         self.augmentable = not self.family.row_prompts
         self.before: tuple[str, str] = self.family.before(self.processor, prompt)
         text = policy.config.get_text_config()
@@ -212,7 +211,7 @@ class HuggingFaceCaptioner(Captioner):
             checkpoint_layers(model)
         if (lora is not None or checkpointed) and model.device.type != "meta":
             check(self)
-        if os.environ.get("RANK", "0") == "0":
+        if is_main_process():
             logger.info("%s: prompt %r", self.family.name, self.prompt)
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
@@ -246,9 +245,10 @@ class HuggingFaceCaptioner(Captioner):
         if self.family.row_prompts:
             keys = None
             if self.policy.keeps_tokens():
-                places = (pixel_key(row["image_id"], row["image"]) for row in rows)
-                prompts = (row.get("prompt") for row in rows)
-                keys = [repr(key) for key in zip(places, prompts, strict=True)]
+                keys = [
+                    repr((pixel_key(row["image_id"], row["image"]), row.get("prompt")))
+                    for row in rows
+                ]
             return collate([self.prepare(row) for row in rows], self.pad_token_id, keys)
         for row in rows:
             self.max_tokens_of(row)
@@ -315,26 +315,21 @@ class HuggingFaceCaptioner(Captioner):
         """See ``Captioner``. Nothing is taken from the model's generation settings."""
         with torch.no_grad():
             inputs = policy(**inputs, encode=True)
-        batches = []
+        parts = []
         for rows, part in policy.parts(inputs):
             numbers = None if noise is None else noise[rows]
             if policy.mode.prefix != "none" or decoding.num_beams > 1:
                 captions = super().generate_with_scores(policy, part, decoding, numbers)
-            else:  # one row, by the model's own ``generate``
+            else:
                 row = policy.arguments(part)
-                if numbers is None:
-                    empty = torch.empty(1, 0, decoding.max_new_tokens)
-                    numbers = empty.to(row["input_ids"].device)
-                ids = sample(self, row, decoding, numbers[0])[None]
-                captions = Generated(ids, None)
-            batches.append(captions)
-        longest = max(ids.shape[-1] for ids, _ in batches)
+                captions = Generated(sample(self, row, decoding, numbers), None)
+            parts.append(captions)
+        longest = max(ids.shape[-1] for ids, _ in parts)
         padded = []
-        pad = self.pad_token_id
-        for ids, _ in batches:
+        for ids, _ in parts:
             margin = (0, longest - ids.shape[-1])
-            padded.append(nn.functional.pad(ids, margin, value=pad))
-        scores = [some for _, some in batches if some is not None]
+            padded.append(nn.functional.pad(ids, margin, value=self.pad_token_id))
+        scores = [some for _, some in parts if some is not None]
         return Generated(torch.cat(padded), torch.cat(scores) if scores else None)
 
     def next_logits(
@@ -431,27 +426,21 @@ def load_model(
         model, report = model_class.from_pretrained(
             name, config=config, dtype=dtype, output_loading_info=True, **source
         )
-    misfits = (key for key, *_ in report["mismatched_keys"])
-    problems = [*report["missing_keys"], *misfits]
-    if problems := sorted(key for key in problems if not key.startswith(NEVER_READ)):
+    missing = sorted(report["missing_keys"])
+    if missing := [name for name in missing if not name.startswith(NEVER_READ)]:
         raise CaptionerError(
-            f"{len(problems)} weights are missing or of another shape, such as {problems[0]}"
+            f"{len(missing)} weights are missing, such as {missing[0]}"
         )
     return model
 
 
 def check_tokens(tokenizer: Any, conventions: Conventions) -> None:
     """Raise ``CaptionerError`` for a tokenizer with ids beyond the model's output layer."""
-    ordinary = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
-    named = [
-        ("tokens up to", max(ordinary)),
-        ("EOS", conventions.eos),
-        ("padding", conventions.pad),
-        *(("BOS", token) for token in conventions.start[:1]),
-    ]
-    for what, token in named:
-        if token is None or not 0 <= token < conventions.vocab_size:
+    last = max(set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids))
+    size = conventions.vocab_size
+    for token in (last, conventions.eos, conventions.pad, *conventions.start):
+        if token not in range(size):
             raise CaptionerError(
-                f"its tokenizer and config.json have {what} {token}, its output layer "
-                f"{conventions.vocab_size} tokens: they do not belong together"
+                f"the tokenizer and config.json have a token {token}, the output layer has {size}: "
+                "they do not belong together"
             )

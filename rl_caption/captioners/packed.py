@@ -44,23 +44,19 @@ class Packing:
         """One row for each image, filled from the left; ``image`` [M], ascending, is the image of
         each caption.
         """
-        column = torch.arange(len(image), device=image.device) - torch.searchsorted(
-            image, image
-        )
+        order = torch.arange(len(image), device=image.device)
+        column = order - torch.searchsorted(image, image)
         columns = int(column.max()) + 1
-        return cls(
-            images,
-            columns,
-            None if len(image) == images * columns else image * columns + column,
-        )
+        fills_all = len(image) == images * columns
+        index = None if fills_all else image * columns + column
+        return cls(images, columns, index)
 
     def pad(self, states: Tensor) -> Tensor:
         """Packed [P, ...] to padded [rows, columns, ...], with zeros in cells without an item."""
         if self.index is not None:
             grid = states.new_zeros(self.rows * self.columns, *states.shape[1:])
-            grid[self.index] = (
-                states  # index_copy_ would keep ``states`` for its backward pass
-            )
+            # index_copy_ would keep ``states`` for its backward pass.
+            grid[self.index] = states
             states = grid
         return states.unflatten(0, (self.rows, self.columns))
 
@@ -68,9 +64,8 @@ class Packing:
         """Packed keys or values [P, D] to padded [rows, columns, D], by ``source`` if there is one."""
         if self.source is None:
             return self.pad(states)
-        return states.index_select(0, self.source).unflatten(
-            0, (self.rows, self.columns)
-        )
+        states = states.index_select(0, self.source)
+        return states.unflatten(0, (self.rows, self.columns))
 
     def pack(self, grid: Tensor) -> Tensor:
         """Padded [rows, columns, ...] to packed [P, ...]."""
@@ -94,15 +89,12 @@ def unique_prefixes(token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     same = token_ids.unsqueeze(2) == token_ids.unsqueeze(1)  # [B, K, K, L]
     before = torch.ones_like(same)
     before[..., 1:] = same[..., :-1].cumprod(-1).bool()
-    owner = (
-        (before & mask.unsqueeze(1)).long().argmax(2)
-    )  # [B, K, L] the first caption with this prefix
-    first = mask & (
-        owner == torch.arange(owner.shape[1], device=owner.device).view(1, -1, 1)
-    )
-    nodes = torch.zeros_like(token_ids).masked_scatter(
-        first, torch.arange(first.numel(), device=owner.device)
-    )
+    # [B, K, L]: the first caption with this prefix.
+    owner = (before & mask.unsqueeze(1)).long().argmax(2)
+    caption = torch.arange(owner.shape[1], device=owner.device)
+    first = mask & (owner == caption.view(1, -1, 1))
+    numbers = torch.arange(first.numel(), device=owner.device)
+    nodes = torch.zeros_like(token_ids).masked_scatter(first, numbers)
     return first, nodes.gather(1, owner).masked_fill(~mask, 0)
 
 
@@ -119,8 +111,8 @@ class PreallocatedLayer(DynamicLayer):
         self.capacity = 0
         self.memory: Any = None
         """Keys and values, each [N, H, capacity, D/H]; the two may differ in width."""
-        self.views: Any = None
-        """Keys and values as ``update`` returned them last: views of ``memory``."""
+        self.view: Any = None
+        """Keys as ``update`` returned them last: a view of ``memory``."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -132,24 +124,21 @@ class PreallocatedLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         start = self.get_seq_length()
         end = start + key_states.shape[-2]
-        added = (key_states, value_states)
-        before = (self.keys, self.values)
-        # After rows were selected or repeated, keys and values are no longer views of the memory.
-        moved = self.views is None or any(
-            one is not other for one, other in zip(before, self.views, strict=True)
-        )
+        moved = self.keys is not self.view  # rows were selected or repeated
         if end > self.capacity:
             self.capacity = end + self.room
             moved = True
+        pieces: list[Any] = [(start, end, key_states, value_states)]
         if moved:
             self.memory = [
                 new.new_empty(*new.shape[:-2], self.capacity, new.shape[-1])
-                for new in added
+                for new in (key_states, value_states)
             ]
-            for memory, old in zip(self.memory, before, strict=True):
-                if start:
-                    memory[:, :, :start] = old
-        for memory, new in zip(self.memory, added, strict=True):
-            memory[:, :, start:end] = new
-        self.views = self.keys, self.values = tuple(m[:, :, :end] for m in self.memory)
+            if start:
+                pieces.append((0, start, self.keys, self.values))
+        for first, last, *states in pieces:
+            for memory, new in zip(self.memory, states, strict=True):
+                memory[:, :, first:last] = new
+        self.keys, self.values = (memory[:, :, :end] for memory in self.memory)
+        self.view = self.keys
         return self.keys, self.values

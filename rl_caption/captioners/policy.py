@@ -12,9 +12,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from rl_caption.captioners.base import Inputs
 from rl_caption.captioners.decoding import Prefixes, select_rows
 from rl_caption.captioners.hf_attention import packing_cache
 from rl_caption.captioners.packed import PreallocatedLayer
@@ -203,7 +205,7 @@ class Policy(nn.Module):
             and not any(hasattr(tensor, "ds_id") for tensor in self.parameters())
         )
 
-    def encode(self, inputs: dict[str, Any], each: bool = False) -> dict[str, Any]:
+    def encode(self, inputs: Inputs, each: bool = False) -> Inputs:
         """The inputs with encoded images in place of pixels; ``each`` row alone, or in a batch."""
         if IMAGES not in inputs:
             pixels = inputs["pixel_values"]
@@ -223,27 +225,29 @@ class Policy(nn.Module):
         ]
         return {**inputs, IMAGES: Nested(others), FEATURES: Nested(features)}
 
-    def _read_kept(self, row: dict[str, Any], name: str | None) -> dict[str, Any]:
+    def _read_kept(self, row: Inputs, name: str | None) -> Inputs:
         """Visual tokens of a row, from those that are kept if its are."""
         if name is None or not self.keeps_tokens():
             return self.read_images(row)
         device = row["input_ids"].device
-        enabled = torch.is_autocast_enabled(device.type)
-        precision = torch.get_autocast_dtype(device.type) if enabled else None
+        precision = None
+        if torch.is_autocast_enabled(device.type):
+            precision = torch.get_autocast_dtype(device.type)
         version = sum(parameter._version for parameter in self._visual_parameters())
         key = (name, precision, version)
-        with torch.no_grad(), dropout_off(self.model):  # what is kept has no dropout
-            if key not in self.kept:
+        if key not in self.kept:
+            with torch.no_grad(), dropout_off(self.model):  # of what is kept
                 tokens = self.read_images(row)
-                leaves = [t for t in tree_leaves(tokens) if isinstance(t, Tensor)]
-                size = sum(tensor.nbytes for tensor in leaves)
-                if size <= self.kept.room:
-                    self.kept.room -= size
-                    self.kept[key] = tree_map_only(Tensor, Tensor.cpu, tokens)
+            size = sum(
+                leaf.nbytes for leaf in tree_leaves(tokens) if isinstance(leaf, Tensor)
+            )
+            if size > self.kept.room:
                 return tokens
-        return tree_map_only(Tensor, lambda tensor: tensor.to(device), self.kept[key])
+            self.kept.room -= size
+            self.kept[key] = Nested(tokens).to("cpu")
+        return self.kept[key].to(device).value
 
-    def read_images(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def read_images(self, arguments: Inputs) -> Inputs:
         """The fields of the vision tower's output that the text model may read."""
         given = {name: arguments[name] for name in self.image_inputs & arguments.keys()}
         output = self.model.base_model.get_image_features(**given, return_dict=True)
@@ -251,7 +255,7 @@ class Policy(nn.Module):
 
     # Arguments of the model
 
-    def joins(self, inputs: dict[str, Any]) -> bool:
+    def joins(self, inputs: Inputs) -> bool:
         """Whether the rows of a batch are one pass; else they are read one by one."""
         if IMAGES not in inputs:
             return True
@@ -265,17 +269,17 @@ class Policy(nn.Module):
         ]
         return all(row == shapes[0] for row in shapes)
 
-    def parts(self, inputs: dict[str, Any]) -> list[tuple[Any, dict[str, Any]]]:
+    def parts(self, inputs: Inputs) -> list[tuple[Any, Inputs]]:
         """What is read in one pass: the whole batch, or each row; with the index of its rows."""
         if self.joins(inputs):
             return [(slice(None), inputs)]
         return by_rows(inputs)
 
-    def arguments(self, inputs: dict[str, Any]) -> dict[str, Any]:
+    def arguments(self, inputs: Inputs) -> Inputs:
         """Arguments of the model for rows that are joined: visual tokens in an output; a row alone
         has no padding.
         """
-        given: dict[str, Any] = {
+        given: Inputs = {
             name: value for name, value in inputs.items() if isinstance(value, Tensor)
         }
         if IMAGES not in inputs:
@@ -297,9 +301,7 @@ class Policy(nn.Module):
 
     # Passes over text
 
-    def _score(
-        self, inputs: dict[str, Any], token_ids: Tensor, mask: Tensor | None
-    ) -> Tensor:
+    def _score(self, inputs: Inputs, token_ids: Tensor, mask: Tensor | None) -> Tensor:
         if mask is None:
             mask = torch.ones_like(token_ids, dtype=torch.bool)
             return self._score(inputs, token_ids, mask).unflatten(0, token_ids.shape)
@@ -315,7 +317,7 @@ class Policy(nn.Module):
         return torch.cat(logits)
 
     def _score_part(
-        self, arguments: dict[str, Any], ids: Tensor, image: Tensor, scored: Tensor
+        self, arguments: Inputs, ids: Tensor, image: Tensor, scored: Tensor
     ) -> Tensor:
         """Logits [P, V] of the positions ``scored`` [M, L] of M captions, whose tokens but the last
         are ``ids``, of the images ``image`` [M].
@@ -340,9 +342,7 @@ class Policy(nn.Module):
         ):
             return self.family.read(self, state.of_captions(image), ids)
 
-    def _score_plainly(
-        self, row: dict[str, Any], ids: Tensor, scored: Tensor
-    ) -> Tensor:
+    def _score_plainly(self, row: Inputs, ids: Tensor, scored: Tensor) -> Tensor:
         """Score each caption by a pass over image, prompt and caption, as the model alone makes it."""
         prompt = row["input_ids"]
         length = scored.shape[1]
@@ -359,7 +359,7 @@ class Policy(nn.Module):
         return torch.cat(logits)
 
 
-def by_rows(inputs: dict[str, Any]) -> list[tuple[Tensor, dict[str, Any]]]:
+def by_rows(inputs: Inputs) -> list[tuple[Tensor, Inputs]]:
     """Each row of a batch, with its index [1]."""
     rows = torch.arange(len(next(iter(inputs.values())))).split(1)
     return [(row, select_rows(inputs, row)) for row in rows]
@@ -391,26 +391,28 @@ def last_hidden(hidden: Tensor) -> Tensor:
 
 
 def collate(
-    prompts: Sequence[dict[str, Tensor]], pad: int, keys: Sequence[str] | None = None
-) -> dict[str, Any]:
+    prompts: Sequence[Inputs], pad: int, keys: Sequence[str] | None = None
+) -> Inputs:
     """One batch of the inputs of B prompts.
 
     What has the shape of ``input_ids`` [1, P] is text: it is padded on the left and joined, and
     ``input_ids`` come first. What was made of the images stays apart: it may hold indices into its
     row, and not every row has the same.
     """
-    texts: dict[str, list[Tensor]] = {"input_ids": []}
-    images: list[dict[str, Tensor]] = []
-    longest = max(prompt["input_ids"].shape[1] for prompt in prompts)
-    for prompt in prompts:
-        shape = prompt["input_ids"].shape
-        images.append({name: t for name, t in prompt.items() if t.shape != shape})
-        for name in prompt.keys() - images[-1].keys():
-            margin = (longest - shape[1], 0)
-            value = pad if name == "input_ids" else 0
-            padded = nn.functional.pad(prompt[name], margin, value=value)
-            texts.setdefault(name, []).append(padded)
-    batch = {name: torch.cat(tensors) for name, tensors in texts.items()}
+    names = [
+        name
+        for name in prompts[0]
+        if all(prompt[name].shape == prompt["input_ids"].shape for prompt in prompts)
+    ]
+    batch: Inputs = {}
+    for name in sorted(names, key="input_ids".__ne__):
+        texts = [prompt[name].squeeze(0) for prompt in prompts]
+        value = pad if name == "input_ids" else 0
+        batch[name] = pad_sequence(texts, True, value, padding_side="left")
+    images = [
+        {name: value for name, value in prompt.items() if name not in batch}
+        for prompt in prompts
+    ]
     return {**batch, IMAGES: Nested(images, keys)}
 
 
@@ -423,7 +425,7 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(padded)
 
 
-def join_features(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def join_features(rows: Sequence[Inputs]) -> Inputs:
     """Visual tokens of a batch from those of its rows.
 
     ``pooler_output`` is a tensor or a list with an entry for each image; other lists have an entry
@@ -435,7 +437,7 @@ def join_features(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
             return torch.cat(list(values))
         return [entry for value in values for entry in value]
 
-    fields: dict[str, Any] = {}
+    fields: Inputs = {}
     for name, first in rows[0].items():
         values = [row[name] for row in rows]
         if name != "pooler_output" and isinstance(first, list | tuple):

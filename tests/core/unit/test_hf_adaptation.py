@@ -110,13 +110,9 @@ def test_patterns_freeze_what_they_match_and_name_what_they_do_not():
     assert all(value.requires_grad for value in model.parameters()), (
         "nothing is frozen by half"
     )
-    assert freeze(model, ["encoder.b*", "head.*"]) == ["encoder.bias", "head.weight"]
-    assert {
-        name for name, value in model.named_parameters() if value.requires_grad
-    } == {
-        "encoder.weight",
-        "decoder.bias",
-    }
+    freeze(model, ["encoder.b*", "head.*"])
+    left = {name for name, value in model.named_parameters() if value.requires_grad}
+    assert left == {"encoder.weight", "decoder.bias"}
 
 
 def test_what_leaves_nothing_to_train_or_names_no_module_is_refused(folders):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,12 +26,6 @@ from rl_caption.captioners.tokens import (
 
 if TYPE_CHECKING:
     from rl_caption.captioners.base import Captioner, Inputs
-
-Processor = Callable[[Tensor, Tensor], Tensor]
-"""Changes the logits or log-probabilities [N, V] of the next tokens, given the tokens of the
-captions so far [N, t], without BOS and prompt. It is called as Transformers' ``LogitsProcessor``
-is.
-"""
 
 COMPACT_AT = 1 / 8
 """Ended captions leave the batch at once where captions part, because the cache is copied anyway;
@@ -63,22 +56,23 @@ of every image and gives [B, V].
 """
 
 
-def constraints(captioner: Captioner, decoding: Decoding) -> list[Processor]:
-    """Processors that depend on the tokens before: repeated n-grams, repeated trigrams, bad
-    endings.
+def constrain(
+    captioner: Captioner, decoding: Decoding, tokens: Tensor, logits: Tensor
+) -> Tensor:
+    """Logits or log-probabilities [N, V] after the tokens [N, t] of captions so far (without BOS
+    and prompt): no repeated n-grams, repeated trigrams at a cost, no bad endings.
     """
-    from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
-
-    processors: list[Processor] = []
     if decoding.no_repeat_ngram_size:
-        processors.append(NoRepeatNGramLogitsProcessor(decoding.no_repeat_ngram_size))
+        from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
+
+        repeats = NoRepeatNGramLogitsProcessor(decoding.no_repeat_ngram_size)
+        logits = repeats(tokens, logits)  # type: ignore[arg-type, assignment]
     if decoding.block_trigrams:
-        processors.append(partial(penalise_trigrams, alpha=decoding.block_trigrams))
+        logits = penalise_trigrams(tokens, logits, decoding.block_trigrams)
     if decoding.remove_bad_endings:
-        decode = captioner.decode
         eos = captioner.eos_token_id
-        processors.append(partial(refuse_bad_endings, decode=decode, eos_token_id=eos))
-    return processors
+        logits = refuse_bad_endings(tokens, logits, captioner.decode, eos)
+    return logits
 
 
 def penalise_trigrams(tokens: Tensor, logits: Tensor, alpha: float) -> Tensor:
@@ -156,7 +150,6 @@ def decode_tree(
     """
     per_image = decoding.captions_per_image
     limit = decoding.max_new_tokens
-    processors = constraints(captioner, decoding)
     logits = next_logits(None)
     device = logits.device
     image = torch.arange(len(logits), device=device)  # of each prefix
@@ -164,11 +157,10 @@ def decode_tree(
     captions = torch.arange(len(prefix), device=device)  # that have not ended
     ids = torch.full((len(prefix), limit), captioner.pad_token_id, device=device)
     for position in range(limit):
-        for process in processors:
-            # A caption of each prefix; rows of captions that have ended are not read.
-            owner = torch.zeros_like(image).scatter_(0, prefix, captions)
-            logits = process(ids[owner, :position], logits.float())
+        # A caption of each prefix; rows of captions that have ended are not read.
+        owner = torch.zeros_like(image).scatter_(0, prefix, captions)
         logits = forbid(logits, captioner.forbidden)
+        logits = constrain(captioner, decoding, ids[owner, :position], logits)
         chosen = best = logits.argmax(-1, keepdim=True)
         if decoding.num_samples:
             assert noise is not None, "samples need a number for each token"
@@ -224,7 +216,6 @@ def beam_search(
     groups = decoding.num_beam_groups
     limit = decoding.max_new_tokens
     eos = captioner.eos_token_id
-    processors = constraints(captioner, decoding)
     logits = next_logits(None).repeat_interleave(width, 0)
     device = logits.device
     active = torch.arange(len(logits) // width, device=device)  # images not done
@@ -238,8 +229,8 @@ def beam_search(
     going = scores[..., 0] == 0  # groups that are not done
     for length in range(1, limit + 1):
         logprobs = forbid(logits, captioner.forbidden).log_softmax(-1)
-        for process in processors:
-            logprobs = process(prefixes[..., : length - 1].flatten(0, 2), logprobs)
+        earlier = prefixes[..., : length - 1].flatten(0, 2)
+        logprobs = constrain(captioner, decoding, earlier, logprobs)
         logprobs = logprobs.unflatten(0, scores.shape)
         ended_scores, ended_parent, scores, parent, token = _extend_beams(
             scores, logprobs, going, decoding.diversity_penalty, eos

@@ -10,7 +10,7 @@ from transformers import GenerationConfig, LogitsProcessorList
 
 from rl_caption.captioners.base import Captioner, Inputs
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.decoding import constraints, draw_tokens
+from rl_caption.captioners.decoding import constrain, draw_tokens
 from rl_caption.captioners.tokens import forbid
 
 
@@ -59,7 +59,6 @@ def sample(
     greedy one.
     """
     policy: Any = captioner.policy
-    processors = constraints(captioner, decoding)
     drawn = decoding.num_samples
     steps = itertools.count()
 
@@ -69,8 +68,8 @@ def sample(
         """
         step = next(steps)
         logits = forbid(scores, captioner.forbidden)
-        for process in processors:
-            logits = process(input_ids[:, input_ids.shape[1] - step :], logits)
+        tokens = input_ids[:, input_ids.shape[1] - step :]
+        logits = constrain(captioner, decoding, tokens, logits)
         chosen = logits.argmax(-1, keepdim=True)
         if noise is not None:
             numbers = noise[0, :, step, None]

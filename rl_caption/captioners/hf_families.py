@@ -19,7 +19,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.base import CaptionerError, Inputs
 from rl_caption.captioners.hf_attention import (
     SharedImageCache,
     fuse_blip_attention,
@@ -122,15 +122,13 @@ class Family(ABC):
         return frozenset({"pixel_values"})
 
     @abstractmethod
-    def encode(
-        self, model: Any, pixel_values: Tensor, prompt: Tensor | None = None
-    ) -> Tensor:
+    def encode(self, model: Any, pixel_values: Tensor, prompt: Tensor) -> Tensor:
         """Image states [B, S, D] of ``pixel_values`` [B, 3, H, W], and of the encoder's prompt
         [B, P].
         """
 
     def begin(
-        self, policy: Policy, arguments: dict[str, Any], new_layer: Callable[[], Any]
+        self, policy: Policy, arguments: Inputs, new_layer: Callable[[], Any]
     ) -> tuple[Tensor, State]:
         """Logits [B, V] after BOS and prompt, whose keys and values go into layers ``new_layer``."""
         states = arguments["states"]
@@ -153,7 +151,7 @@ class Family(ABC):
         )
         return output.logits
 
-    def own_inputs(self, policy: Policy, pixel_values: Tensor) -> dict[str, Any]:
+    def own_inputs(self, policy: Policy, pixel_values: Tensor) -> Inputs:
         """What Transformers' ``generate`` takes for one image [1, 3, H, W] and the prompt."""
         start = policy.start
         return {
@@ -195,12 +193,10 @@ class Blip(Family):
         start = (text.bos_token_id, *plain_tokens(tokenizer, prompt))
         return Conventions.of(text, start, text.sep_token_id, pad)
 
-    def encode(
-        self, model: Any, pixel_values: Tensor, prompt: Tensor | None = None
-    ) -> Tensor:
+    def encode(self, model: Any, pixel_values: Tensor, prompt: Tensor) -> Tensor:
         return model.vision_model(pixel_values=pixel_values).last_hidden_state
 
-    def own_inputs(self, policy: Policy, pixel_values: Tensor) -> dict[str, Any]:
+    def own_inputs(self, policy: Policy, pixel_values: Tensor) -> Inputs:
         """``generate`` leaves the last token out, as BERT's tokenizer ends with [SEP]."""
         ids = torch.cat([policy.start, policy.start[:, -1:]], dim=1)
         return {"pixel_values": pixel_values, "input_ids": ids}
@@ -236,9 +232,7 @@ class VisionEncoderDecoder(Family):
         start = (bos, *plain_tokens(tokenizer, prompt))
         return Conventions.of(decoder, start, eos, pad)
 
-    def encode(
-        self, model: Any, pixel_values: Tensor, prompt: Tensor | None = None
-    ) -> Tensor:
+    def encode(self, model: Any, pixel_values: Tensor, prompt: Tensor) -> Tensor:
         """Projected to the decoder's width where the two differ."""
         states = model.encoder(pixel_values=pixel_values).last_hidden_state
         project = getattr(model, "enc_to_dec_proj", None)
@@ -287,9 +281,7 @@ class Florence2(Family):
             encoder_prompt=(tokenizer.bos_token_id, *words, tokenizer.eos_token_id),
         )
 
-    def encode(
-        self, model: Any, pixel_values: Tensor, prompt: Tensor | None = None
-    ) -> Tensor:
+    def encode(self, model: Any, pixel_values: Tensor, prompt: Tensor) -> Tensor:
         """The encoder's states of image and prompt."""
         image = model.get_image_features(pixel_values, return_dict=True).pooler_output
         words = model.get_input_embeddings()(prompt)
@@ -307,7 +299,7 @@ class Florence2(Family):
         )
         return output.logits
 
-    def own_inputs(self, policy: Policy, pixel_values: Tensor) -> dict[str, Any]:
+    def own_inputs(self, policy: Policy, pixel_values: Tensor) -> Inputs:
         """Image tokens stand for the image before the prompt."""
         prompt = policy.encoder_prompt
         read = self.encode(policy.model, pixel_values, prompt).shape[1]

@@ -56,7 +56,7 @@ from rl_caption.captioners.state import State
 from rl_caption.captioners.tokens import Generated, forbid
 from rl_caption.captioners.vlm_families import FAMILIES as CHAT_FAMILIES
 from rl_caption.captioners.vlm_families import (
-    Messages,
+    Prompt,
     VisionLanguageFamily,
     as_messages,
 )
@@ -84,7 +84,7 @@ class HuggingFaceCaptioner(Captioner):
         policy: Policy,
         processors: Sequence[Any],
         tokenizer: Any,
-        prompt: str | Messages = "",
+        prompt: Prompt = "",
         name: str = "",
     ) -> None:
         self.policy = policy
@@ -120,7 +120,7 @@ class HuggingFaceCaptioner(Captioner):
     def from_pretrained(
         cls,
         name: str | Path,
-        prompt: str | Messages | None = None,
+        prompt: Prompt | None = None,
         dtype: str = "float32",
         processor_kwargs: Mapping[str, Any] | None = None,
         weights: bool = True,

@@ -54,31 +54,21 @@ def load_captioner(
             trusts its class.
         ConfigError: ``target`` is not a captioner.
     """
-    captioner_type = target or model_type(name) or ""
-    if ":" in captioner_type or captioner_type == FROM_SCRATCH:
-        if prompt:
-            raise CaptionerError(
-                f"{str(name)!r} is a captioner from scratch, which takes no prompt"
-            )
-        if captioner_type == FROM_SCRATCH:
-            from rl_caption.captioners.transformer import TransformerCaptioner
-
-            return TransformerCaptioner.from_pretrained(name, cache_bytes)
-        key = (
-            "model.target" if target else f"model_type in {Path(name) / 'config.json'}"
+    saved_type = target or model_type(name) or ""
+    if prompt and (":" in saved_type or saved_type == FROM_SCRATCH):
+        raise CaptionerError(
+            f"{str(name)!r} is a captioner from scratch, which takes no prompt"
         )
-        with (
-            reading(name),
-            errors_of_user_code(f"{key} {captioner_type}", error=CaptionerError),
-        ):
-            if target is None:
-                check_trusted(captioner_type, key)
-            return captioner_class(captioner_type, key).from_pretrained(name)
+    if ":" in saved_type:
+        return _load_by_class(name, saved_type, target)
+    if saved_type == FROM_SCRATCH:
+        from rl_caption.captioners.transformer import TransformerCaptioner
+
+        return TransformerCaptioner.from_pretrained(name, cache_bytes)
     if not is_captioner(name):
         raise CaptionerError(
             f"{str(name)!r} is not a saved captioner: it has no config.json, and is no name on the "
-            f"hub (OWNER/MODEL)"
-            f"{export_hint(name)}"
+            f"hub (OWNER/MODEL){export_hint(name)}"
         )
     from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 
@@ -87,6 +77,15 @@ def load_captioner(
     )
     captioner.policy.kept.room = cache_bytes
     return captioner
+
+
+def _load_by_class(name: str | Path, class_name: str, target: str | None) -> Captioner:
+    key = "model.target" if target else f"model_type in {Path(name) / 'config.json'}"
+    code = errors_of_user_code(f"{key} {class_name}", error=CaptionerError)
+    with reading(name), code:
+        if target is None:
+            check_trusted(class_name, key)
+        return captioner_class(class_name, key).from_pretrained(name)
 
 
 def new_captioner(

@@ -8,6 +8,7 @@ and never copied. Sequences are packed: only attention sees padding, as zeros; a
 it.
 """
 
+from collections import OrderedDict
 from itertools import pairwise
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -132,9 +133,8 @@ class PixelEmbedding(nn.Module):
             self.stem: nn.Module = nn.Conv2d(3, width, size, stride=size)
         else:
             self.stem = _conv_stem(width, size)
-        self.position = nn.Parameter(
-            torch.zeros(1, (config.image_size // size) ** 2, width)
-        )
+        patches = (config.image_size // size) ** 2
+        self.position = nn.Parameter(torch.zeros(1, patches, width))
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         patches = self.stem(pixel_values).flatten(2).transpose(1, 2)
@@ -171,12 +171,13 @@ def _conv_stem(d_model: int, patch_size: int) -> nn.Sequential:
 
 def _region_embedding(config: CaptionTransformerConfig) -> nn.Sequential:
     """Projects region features, with dropout of their own: [B, R, F] -> [B, R, D]."""
-    layers = nn.Sequential()
-    layers.add_module("projection", nn.Linear(config.feature_dim, config.d_model))
-    layers.add_module("norm", nn.LayerNorm(config.d_model))
-    layers.add_module("relu", nn.ReLU())
-    layers.add_module("dropout", nn.Dropout(config.feature_dropout))
-    return layers
+    layers = OrderedDict(
+        projection=nn.Linear(config.feature_dim, config.d_model),
+        norm=nn.LayerNorm(config.d_model),
+        relu=nn.ReLU(),
+        dropout=nn.Dropout(config.feature_dropout),
+    )
+    return nn.Sequential(layers)
 
 
 def additive_mask(mask: Tensor, states: Tensor) -> Tensor:
@@ -355,9 +356,9 @@ class DecoderLayer(nn.Module):
             values = layer.values
         else:
             keys, values = attention.keys_values(memory)
-        if cache is not None and not cache.is_updated.get(self.index):
-            cache.cross_attention_cache.update(keys, values, self.index)
-            cache.is_updated[self.index] = True
+            if cache is not None:
+                cache.cross_attention_cache.update(keys, values, self.index)
+                cache.is_updated[self.index] = True
         attended = attention(queries, keys, values, memory_mask, packing=by_image)
         states = states + self.dropout(attended)
         return states + self.dropout(self.ffn(self.ffn_norm(states)))
@@ -435,9 +436,9 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
                 the right.
             cache: keys and values of the tokens before, called ``past_key_values`` before
                 Transformers 5.24; with it ``decoder_input_ids`` is the newest token alone.
-            token_mask: [N, T], True for the P tokens to compute. Without ``token_node`` these must
-                be the first ones of each sequence.
-            token_node: [N, T], index of each token's prefix among those of ``token_mask``
+            token_mask: [N, T] or [B, K, T], True for the P tokens to compute. Without
+                ``token_node`` these must be the first ones of each sequence.
+            token_node: likewise, index of each token's prefix among those of ``token_mask``
                 (``unique_prefixes``).
             image: [N] image of each sequence, ascending; needed if images have different numbers of
                 them. T is 1.
@@ -452,14 +453,10 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         cache = kwargs.get("past_key_values", cache)
         if cache is None and use_cache:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        # Not all of ``generate``'s have both parts.
-        cache = cache if isinstance(cache, EncoderDecoderCache) else None
+        if not isinstance(cache, EncoderDecoderCache):  # of ``generate``
+            cache = None
         start = 0 if cache is None else cache.get_seq_length()
         count, length = decoder_input_ids.shape
-        if start + length > self.config.max_positions:
-            raise ValueError(
-                f"caption of {start + length} tokens: max_positions is {self.config.max_positions}"
-            )
         tokens = decoder_input_ids.flatten()
         positions = torch.arange(start, start + length, device=tokens.device)
         positions = positions.repeat(count)
@@ -478,9 +475,9 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         embedded = self.token_embedding(tokens) * scale
         embedded = embedded + self.position_embedding(positions) * scale
         hidden = self.embedding_dropout(embedded)
-        memory_mask = None
-        if region_mask is not None:
-            memory_mask = additive_mask(region_mask, hidden)
+        memory_mask = (
+            None if region_mask is None else additive_mask(region_mask, hidden)
+        )
         for layer in self.layers:
             hidden = layer(hidden, by_sequence, by_image, states, memory_mask, cache)
         logits = self.lm_head(self.norm(hidden))

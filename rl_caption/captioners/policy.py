@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from rl_caption.captioners.base import Inputs
@@ -432,16 +433,11 @@ def join_features(rows: Sequence[Inputs]) -> Inputs:
     for each layer. Where a model has it otherwise, ``self_check`` finds out.
     """
 
-    def joined(values: Sequence[Any]) -> Any:
-        if isinstance(values[0], Tensor):
-            return torch.cat(list(values))
-        return [entry for value in values for entry in value]
-
-    fields: Inputs = {}
+    fields: dict[str, Any] = {}
     for name, first in rows[0].items():
         values = [row[name] for row in rows]
-        if name != "pooler_output" and isinstance(first, list | tuple):
-            fields[name] = [joined(layer) for layer in zip(*values, strict=True)]
+        if name == "pooler_output" and not isinstance(first, Tensor):
+            fields[name] = list(chain(*values))
         else:
-            fields[name] = joined(values)
+            fields[name] = tree_map(lambda *some: torch.cat(some), *values)
     return fields

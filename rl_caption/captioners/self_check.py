@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from rewards.base import naming
+from rewards.devices import is_main_process
 from rewards.files import atomic_write
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.decoding import Prefixes
@@ -94,25 +95,24 @@ def check(captioner: HuggingFaceCaptioner) -> Verdict:
     try:
         verdict = VERDICT.validate_json(file.read_bytes())
     except (OSError, ValueError):
-        prepared = _prepared(policy, device)
-        with prepared, torch.enable_grad(), dropout_off(policy):
+        with _prepared(policy, device), torch.enable_grad(), dropout_off(policy):
             verdict = _Check(captioner).run()
         with suppress(OSError), atomic_write(file, sync=False) as opened:
             opened.write(VERDICT.dump_json(verdict))
     policy.mode = verdict.mode
     policy.visual_names = frozenset(verdict.visual)
-    unused = [policy.model.get_parameter(name) for name in verdict.unused]
-    trained = sum(parameter.requires_grad for parameter in unused)
-    for parameter in unused:
-        parameter.requires_grad_(False)
-    if os.environ.get("RANK", "0") == "0":
-        exact = "log-probabilities are Transformers' own within"
-        cost = COSTS[verdict.mode.prefix]
-        name = captioner.family.name
-        logger.info("%s: %s; %s %.1g nats", name, cost, exact, verdict.difference)
-        if trained:
-            first = verdict.unused[0]
-            logger.info("no caption depends on %s (%d): frozen", first, trained)
+    for name in verdict.unused:
+        policy.model.get_parameter(name).requires_grad_(False)
+    if is_main_process():
+        logger.info(
+            "%s: %s; log-probabilities are Transformers' own within %.1g nats",
+            captioner.family.name,
+            COSTS[verdict.mode.prefix],
+            verdict.difference,
+        )
+        if verdict.unused:
+            first, count = verdict.unused[0], len(verdict.unused)
+            logger.info("no caption depends on %s (%d): frozen", first, count)
     return verdict
 
 
@@ -127,7 +127,7 @@ class _Check:
         self.captions = [(ids[:-1] * TOKENS)[:TOKENS] for ids in encoded]
         policy = self.policy
         name = captioner.family.name
-        device = next(policy.parameters()).device
+        device = policy.start.device
         inputs = captioner.preprocess(self.rows)
         self.inputs: dict[str, Any] = {n: t.to(device) for n, t in inputs.items()}
         self.ids = torch.tensor([self.captions] * len(self.rows), device=device)
@@ -137,10 +137,10 @@ class _Check:
             self.alone = [policy.family.own_inputs(policy, **row) for row in self.alone]
         with naming(f"generate of this {name!r} fails", (Exception,), CaptionerError):
             alone = [
-                torch.cat([self._forced(row, [ids]) for ids in self.captions])
-                for row in self.alone
+                self._forced(row, [ids]) for row in self.alone for ids in self.captions
             ]
-        self.expected = torch.stack(alone).float().log_softmax(-1)  # [B, K, T, V]
+        logits = torch.cat(alone).unflatten(0, self.ids.shape[:2])
+        self.expected = logits.float().log_softmax(-1)  # [B, K, T, V]
 
     def run(self) -> Verdict:
         """The fastest exact mode."""
@@ -184,16 +184,13 @@ class _Check:
 
     def _difference(self, *logits: Tensor) -> float:
         """Largest difference of log-probabilities."""
-        logprobs = torch.stack(
-            [some.detach().float().log_softmax(-1) for some in logits]
-        )
+        logprobs = torch.stack(logits).detach().float().log_softmax(-1)
         return float((logprobs - self.expected).abs().max())
 
     def _together(self, **how: Any) -> Tensor:
         """Logits of ``generate`` where the captions of an image are a batch."""
-        return torch.stack(
-            [self._forced(row, self.captions, **how) for row in self.alone]
-        )
+        rows = [self._forced(row, self.captions, **how) for row in self.alone]
+        return torch.stack(rows)
 
     def _forced(
         self, row: dict[str, Any], captions: Sequence[list[int]], **how: Any
@@ -247,9 +244,8 @@ class _Check:
         visual = set()
         if self.policy.takes_features:
             encoded = self.policy.encode(self.inputs, each=True)
-            visual = _leaves(
-                tree_leaves([getattr(v, "value", v) for v in encoded.values()])
-            )
+            values = [getattr(value, "value", value) for value in encoded.values()]
+            visual = _leaves(tree_leaves(values))
         unused = [name for name, p in parameters.items() if id(p) not in read]
         return (
             [name for name, p in parameters.items() if id(p) in visual],
@@ -262,10 +258,8 @@ def check_rows(prompted: bool) -> list[Row]:
     generator = torch.Generator().manual_seed(0)
     rows: list[Row] = []
     for number, (width, height) in enumerate(SIZES):
-        pixels = torch.randint(
-            0, 256, (height, width, 3), generator=generator, dtype=torch.uint8
-        )
-        image = Image.fromarray(pixels.numpy())
+        pixels = torch.randint(256, (height, width, 3), generator=generator)
+        image = Image.fromarray(pixels.byte().numpy())
         rows.append({"image_id": f"noise {number}", "image": image, "references": []})
     if prompted:
         rows[1]["prompt"] = "describe all that is in the photo"
@@ -274,13 +268,11 @@ def check_rows(prompted: bool) -> list[Row]:
 
 def _device(policy: nn.Module) -> torch.device:
     """The GPU of this process where the policy has room on it, else where it is."""
-    parameters = list(policy.parameters())
-    home = parameters[0].device
+    home = next(policy.parameters()).device
     if home.type == "cpu" and torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-        size = sum(parameter.nbytes for parameter in parameters)
-        if 2 * size < torch.cuda.mem_get_info(device)[0]:
-            return device
+        size = sum(parameter.nbytes for parameter in policy.parameters())
+        if 2 * size < torch.cuda.mem_get_info()[0]:
+            return torch.device("cuda")
     return home
 
 
@@ -316,20 +308,14 @@ def _prepared(policy: nn.Module, device: torch.device) -> Iterator[None]:
 
 def _leaves(tensors: Iterable[Any]) -> set[int]:
     """``id`` of the parameters that tensors depend on, from the graph of their gradient."""
-    nodes = [
-        t.grad_fn for t in tensors if isinstance(t, Tensor) and t.grad_fn is not None
-    ]
-    seen = set(nodes)
-    leaves = set()
+    nodes: list[Any] = [t.grad_fn for t in tensors if isinstance(t, Tensor)]
+    seen: set[Any] = {None}
     while nodes:
         node = nodes.pop()
-        if hasattr(node, "variable"):
-            leaves.add(id(node.variable))
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                nodes.append(following)
-    return leaves
+        if node not in seen:
+            seen.add(node)
+            nodes += [following for following, _ in node.next_functions]
+    return {id(node.variable) for node in seen if hasattr(node, "variable")}
 
 
 def _key(captioner: HuggingFaceCaptioner, device: torch.device) -> str:

@@ -62,7 +62,8 @@ class State:
             cross-attention.
         mask: [N, S], False where a prompt is padded, where the image is a prefix of the text.
         position: [N] of the next token, likewise.
-        channels: number of positions of a token, with M-RoPE (time, height, width, ...).
+        channels: number of positions of a token, with M-RoPE (time, height, width, ...); empty
+            without it.
     """
 
     cache: Any
@@ -70,7 +71,7 @@ class State:
     images: Any = None
     mask: Any = None
     position: Any = None
-    channels: int | None = None
+    channels: tuple[int, ...] = ()
 
     def select(self, prefixes: Prefixes) -> None:
         """Reorder the rows to the parents of the next prefixes; let go of images without a row."""

@@ -10,14 +10,14 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from PIL import Image
 from torch import Tensor
 from transformers.cache_utils import Cache
 
-from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.base import CaptionerError, Inputs
 from rl_caption.captioners.hf_families import (
     Conventions,
     first_token,
@@ -33,6 +33,7 @@ Messages = list[dict[str, Any]]
 """A conversation as chat templates read it: ``role`` and ``content``, a text or a list of parts
 (``type`` ``text`` or ``image``).
 """
+Prompt: TypeAlias = str | Messages
 ENCODED = "mm_encoder_outputs"
 """Argument by which Transformers' models take visual tokens in place of pixels; older versions and
 some models have none, and encode their images in every pass.
@@ -76,7 +77,7 @@ class VisionLanguageFamily:
         return frozenset(inspect.signature(reads).parameters if reads else ())
 
     def conventions(
-        self, model: Any, processor: Any, tokenizer: Any, prompt: str | Messages
+        self, model: Any, processor: Any, tokenizer: Any, prompt: Prompt
     ) -> Conventions:
         """Captions end as an answer does; none contains another special token."""
         ends, unwritten = special_tokens(processor, model)
@@ -86,9 +87,7 @@ class VisionLanguageFamily:
         others = ends if self.chat_prompts else []
         return Conventions((), eos, pad, vocabulary, (*others, *unwritten))
 
-    def end(
-        self, model: Any, processor: Any, prompt: str | Messages, ends: list[int]
-    ) -> int:
+    def end(self, model: Any, processor: Any, prompt: Prompt, ends: list[int]) -> int:
         """The one of ``ends`` that the chat template puts after an answer, or else the first, the
         tokenizer's: the token ids of InstructBLIP's configurations do not fit its tokenizers.
         """
@@ -98,25 +97,24 @@ class VisionLanguageFamily:
             closing = plain_tokens(processor.tokenizer, after)
         return next((token for token in closing if token in ends), ends[0])
 
-    def before(self, processor: Any, prompt: str | Messages) -> tuple[str, str]:
+    def before(self, processor: Any, prompt: Prompt) -> tuple[str, str]:
         """Text that a caption's tokens follow in one piece, and what stands between the two."""
         return "", self._reply(processor, prompt)[0]
 
     def inputs(
         self, processor: Any, messages: Messages, images: Sequence[Image.Image]
-    ) -> dict[str, Tensor]:
+    ) -> Inputs:
         """The model's inputs for one prompt and its images, with the beginning of the answer."""
-        template = {
-            "add_generation_prompt": True,
-            "tokenize": True,
-            "return_dict": True,
-            "return_tensors": "pt",
-        }
-        return dict(
-            processor.apply_chat_template(with_images(messages, images), **template)
+        made = processor.apply_chat_template(
+            with_images(messages, images),
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
         )
+        return dict(made)
 
-    def _reply(self, processor: Any, prompt: str | Messages) -> tuple[str, str]:
+    def _reply(self, processor: Any, prompt: Prompt) -> tuple[str, str]:
         """What stands between the prompt and the text of an answer, such as a space; and what
         stands after the text.
         """
@@ -133,7 +131,7 @@ class VisionLanguageFamily:
             )
         return before.removeprefix(start) if before.startswith(start) else "", end
 
-    def positions(self, model: Any, inputs: dict[str, Tensor]) -> Tensor:
+    def positions(self, model: Any, inputs: Inputs) -> Tensor:
         """Positions of the prompt's tokens: [B, P], or [C, B, P] of a model with M-RoPE (time,
         height, width, ...).
         """
@@ -146,17 +144,17 @@ class VisionLanguageFamily:
         return positions
 
     def begin(
-        self, policy: Policy, arguments: dict[str, Any], new_layer: Callable[[], Any]
+        self, policy: Policy, arguments: Inputs, new_layer: Callable[[], Any]
     ) -> tuple[Tensor, State]:
         """Logits [B, V] after the prompts, whose keys and values go into layers ``new_layer``."""
         positions = self.positions(policy.model, arguments)
         cache = Cache(layer_class_to_replicate=new_layer)  # type: ignore[arg-type]
         arguments = {**self.wanted, **arguments, "position_ids": positions}
         output = policy.model(**arguments, use_cache=True, **{CACHE: cache})
-        channels = None if positions.ndim == 2 else len(positions)
-        following = positions.amax(-1) if channels is None else positions.amax((0, 2))
         mask = arguments["attention_mask"].bool()
-        state = State(cache, mask=mask, position=following + 1, channels=channels)
+        last = positions.amax(-1).view(-1, len(mask)).amax(0)
+        channels = positions.shape[:-2]
+        state = State(cache, mask=mask, position=last + 1, channels=channels)
         return output.logits[:, -1], state
 
     def read(self, policy: Policy, state: State, token_ids: Tensor) -> Tensor:
@@ -166,12 +164,10 @@ class VisionLanguageFamily:
         following = torch.arange(length, device=token_ids.device)
         positions = state.position.unsqueeze(1) + following
         state.position = state.position + length
-        if state.channels is not None:
-            positions = positions.expand(state.channels, -1, -1)
         output = policy.text_model(
             input_ids=token_ids,
             attention_mask=state.mask,
-            position_ids=positions,
+            position_ids=positions.expand(*state.channels, -1, -1),
             use_cache=True,
             **{CACHE: state.cache},
         )
@@ -191,12 +187,12 @@ class PlainPrompt(VisionLanguageFamily):
 
     def inputs(
         self, processor: Any, messages: Messages, images: Sequence[Image.Image]
-    ) -> dict[str, Tensor]:
+    ) -> Inputs:
         (image,) = images
         text = text_of(messages, self.name)
         return dict(processor(text=[text], images=image, return_tensors="pt"))
 
-    def before(self, processor: Any, prompt: str | Messages) -> tuple[str, str]:
+    def before(self, processor: Any, prompt: Prompt) -> tuple[str, str]:
         text = text_of(as_messages(prompt, None), self.name)
         return text, " " if text else ""
 
@@ -212,15 +208,13 @@ class PaliGemma(PlainPrompt):
 
     def inputs(
         self, processor: Any, messages: Messages, images: Sequence[Image.Image]
-    ) -> dict[str, Tensor]:
+    ) -> Inputs:
         """Of the prompt alone, so that ``token_type_ids`` are those of a prefix."""
         text = "<image>" * len(images) + text_of(messages, self.name)
-        inputs = dict(
-            processor(text=[text], images=[list(images)], return_tensors="pt")
-        )
-        return {name: value for name, value in inputs.items() if name != "labels"}
+        made = processor(text=[text], images=[list(images)], return_tensors="pt")
+        return {name: value for name, value in made.items() if name != "labels"}
 
-    def before(self, processor: Any, prompt: str | Messages) -> tuple[str, str]:
+    def before(self, processor: Any, prompt: Prompt) -> tuple[str, str]:
         return "", ""
 
 
@@ -236,9 +230,7 @@ class InstructBlip(PlainPrompt):
 class Blip2(InstructBlip):
     """BLIP-2 (Li et al. 2023) with a decoder-only language model, such as OPT."""
 
-    def end(
-        self, model: Any, processor: Any, prompt: str | Messages, ends: list[int]
-    ) -> int:
+    def end(self, model: Any, processor: Any, prompt: Prompt, ends: list[int]) -> int:
         """The configuration's EOS, a line break where BLIP-2 was trained on OPT, or else the
         tokenizer's.
         """
@@ -251,9 +243,7 @@ class Git(PlainPrompt):
     lora_targets = r"git\.encoder\..*\.(query|value)"
     frozen = ()
 
-    def end(
-        self, model: Any, processor: Any, prompt: str | Messages, ends: list[int]
-    ) -> int:
+    def end(self, model: Any, processor: Any, prompt: Prompt, ends: list[int]) -> int:
         """The tokenizer's [SEP], which the configuration names as EOS."""
         sep = processor.tokenizer.sep_token_id
         if sep not in ends:
@@ -264,7 +254,7 @@ class Git(PlainPrompt):
 
     def inputs(
         self, processor: Any, messages: Messages, images: Sequence[Image.Image]
-    ) -> dict[str, Tensor]:
+    ) -> Inputs:
         """Without the [SEP] after the prompt."""
         inputs = super().inputs(processor, messages, images)
         texts = {name: inputs[name][:, :-1] for name in ("input_ids", "attention_mask")}
@@ -302,7 +292,7 @@ def special_tokens(processor: Any, model: Any) -> tuple[list[int], list[int]]:
     return [end for end in ends if end is not None], sorted(unseen - {None, *ends})
 
 
-def as_messages(prompt: str | Messages, row_prompt: str | Messages | None) -> Messages:
+def as_messages(prompt: Prompt, row_prompt: Prompt | None) -> Messages:
     """The conversation of a row: its own prompt, or else ``prompt``.
 
     A row's text stands in place of the last text of the user in ``prompt``.

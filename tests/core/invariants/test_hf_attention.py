@@ -102,7 +102,7 @@ def copied(policy: Policy, pixels: Tensor, ids: Tensor) -> Tensor:
     """Logits [B, K, L, V] by Transformers' decoder alone, with a copy of the image's states for
     every caption.
     """
-    states = policy.family.encode(policy.model, pixels).repeat_interleave(K, 0)
+    states = policy.family.encode(policy.model, pixels, None).repeat_interleave(K, 0)
     whole = torch.cat([policy.start.expand(B * K, -1), ids.flatten(0, 1)[:, :-1]], 1)
     decoder = policy.model.get_submodule(policy.family.text_model)
     logits = decoder(

@@ -94,7 +94,7 @@ class HuggingFaceBench(Bench):
     def encode(self, batch: CaptionBatch) -> None:
         """The image encoder alone."""
         with self.accelerator.autocast():
-            self.policy.family.encode(self.policy.model, **batch.inputs)
+            self.policy.family.encode(self.policy.model, **batch.inputs, prompt=None)
 
     def generate(self, batch: CaptionBatch, **options: Any) -> Tensor:
         """Captions [N, 1 + T] by Transformers, BOS included."""
@@ -116,7 +116,7 @@ class HuggingFaceBench(Bench):
                 policy.model, pixels.repeat_interleave(samples, 0)
             )
         else:
-            states = policy.family.encode(policy.model, pixels).repeat_interleave(
+            states = policy.family.encode(policy.model, pixels, None).repeat_interleave(
                 samples, 0
             )
         decoder = policy.model.get_submodule(policy.family.text_model)

@@ -73,6 +73,8 @@ class Captioner(Protocol):
     """``pixels``; or ``regions``, if ``preprocess`` reads the rows' ``features`` instead of their
     images.
     """
+    row_prompts: bool = False
+    """Whether rows may have prompts of their own."""
     augmentable: bool = True
     """Whether ``pixel_values`` of ``preprocess`` are images, which ``data.augment`` may mirror, cut
     or turn.
@@ -143,10 +145,9 @@ class Captioner(Protocol):
         """``max_tokens`` after the row's own prompt, if it has one.
 
         Raises:
-            DataError: the row has a prompt that the captioner cannot read; by default it can read
-                none.
+            DataError: the row has a prompt and the captioner reads none.
         """
-        if row.get("prompt"):
+        if row.get("prompt") and not self.row_prompts:
             raise DataError(
                 f"image {row['image_id']!r} has the prompt {row['prompt']!r:.80}: this captioner "
                 f"reads none of rows; leave it out, or take a vision-language model"

@@ -71,8 +71,7 @@ class Family(ABC):
 
     Attributes:
         name: for messages.
-        processor_class: name of the class in Transformers that combines image processor and
-            tokenizers, if any.
+        has_processor: whether Transformers has a class that combines image processor and tokenizer.
         processor_options: for loading it.
         row_prompts: whether rows may have prompts of their own.
         chat_prompts: whether a chat template makes them.
@@ -89,7 +88,7 @@ class Family(ABC):
     """
 
     name: str
-    processor_class: str | None = None
+    has_processor = True
     processor_options: ClassVar = {"backend": "pil"}
     row_prompts = chat_prompts = False
     default_prompt = ""
@@ -167,7 +166,6 @@ class Blip(Family):
     """
 
     name = "BLIP"
-    processor_class = "BlipProcessor"
     text_model = "text_decoder"
     lora_targets = r"text_decoder\..*\.(query|value)"
 
@@ -210,6 +208,7 @@ class VisionEncoderDecoder(Family):
     """
 
     name = "VisionEncoderDecoder"
+    has_processor = False
     text_model = "decoder"
     lora_targets = r"decoder\..*\.(c_attn|q_attn|query|value|q_proj|v_proj)"
 
@@ -246,7 +245,6 @@ class Florence2(Family):
     """
 
     name = "Florence-2"
-    processor_class = "Florence2Processor"
     default_prompt = "<CAPTION>"
     prompt_before = False
     text_model = ""  # the whole model

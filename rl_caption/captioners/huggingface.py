@@ -40,7 +40,6 @@ from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import (
     NextLogits,
     Prefixes,
-    logits_without_cache,
 )
 from rl_caption.captioners.generate import sample
 from rl_caption.captioners.hf_families import (
@@ -53,7 +52,7 @@ from rl_caption.captioners.packed import unique_prefixes
 from rl_caption.captioners.policy import Mode, Policy, collate
 from rl_caption.captioners.self_check import check
 from rl_caption.captioners.state import State
-from rl_caption.captioners.tokens import Generated, forbid
+from rl_caption.captioners.tokens import Generated, caption_mask, forbid
 from rl_caption.captioners.vlm_families import FAMILIES as CHAT_FAMILIES
 from rl_caption.captioners.vlm_families import (
     Prompt,
@@ -98,15 +97,16 @@ class HuggingFaceCaptioner(Captioner):
         """Configuration of the adapters, if they are to be exported alone, too."""
         self.family: Any = policy.family
         conventions = policy.conventions
-        self.eos_token_id: int = conventions.eos
-        self.pad_token_id: int = conventions.pad
-        self.max_tokens: int | None = conventions.max_tokens
+        self.eos_token_id = conventions.eos
+        self.pad_token_id = conventions.pad
+        self.max_tokens = conventions.max_tokens
         size = conventions.vocab_size
         special = {*tokenizer.all_special_ids, *conventions.forbidden}
         special.update(range(len(tokenizer), size))  # they have no text
         special &= set(range(size)) - {conventions.eos}
-        self.forbidden: tuple[int, ...] = tuple(sorted(special))
-        self.augmentable = not self.family.row_prompts
+        self.forbidden = tuple(sorted(special))
+        self.row_prompts = self.family.row_prompts
+        self.augmentable = not self.row_prompts
         self.before: tuple[str, str] = self.family.before(self.processor, prompt)
         text = policy.config.get_text_config()
         self.longest_prompt: int = getattr(text, "max_position_embeddings", sys.maxsize)
@@ -242,7 +242,7 @@ class HuggingFaceCaptioner(Captioner):
         """``pixel_values`` [B, 3, H, W]; of a model that answers, what its processor makes of each
         row, with prompts that are padded on the left. The frames of a video are several images.
         """
-        if self.family.row_prompts:
+        if self.row_prompts:
             keys = None
             if self.policy.keeps_tokens():
                 keys = [
@@ -265,8 +265,7 @@ class HuggingFaceCaptioner(Captioner):
         messages = as_messages(self.prompt, row.get("prompt"))
         what = f"image {row['image_id']!r}"
         with naming(f"{what} cannot be prepared", (Exception,), DataError):
-            made = self.family.inputs(self.processor, messages, images)
-        inputs: Inputs = made
+            inputs: Inputs = self.family.inputs(self.processor, messages, images)
         length = inputs["input_ids"].shape[1]
         if length >= self.longest_prompt:
             raise DataError(
@@ -275,11 +274,6 @@ class HuggingFaceCaptioner(Captioner):
                 f"make images smaller (model.processor_kwargs)"
             )
         return inputs
-
-    def max_tokens_of(self, row: Row) -> int | None:
-        return (
-            self.max_tokens if self.family.row_prompts else super().max_tokens_of(row)
-        )
 
     def encode(
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None
@@ -337,7 +331,7 @@ class HuggingFaceCaptioner(Captioner):
     ) -> NextLogits:
         """See ``Captioner``."""
         if policy.mode.prefix == "none":
-            return logits_without_cache(self, policy, inputs)
+            return super().next_logits(policy, inputs, max_new_tokens)
         state: State | None = None
 
         def next_logits(prefixes: Prefixes | None) -> Tensor:
@@ -374,16 +368,13 @@ class HuggingFaceCaptioner(Captioner):
 
     def decode(self, token_ids: Tensor) -> list[str]:
         """See ``Captioner``; white space becomes single spaces."""
-        captions = []
-        for ids in token_ids.tolist():
-            end = ids.index(self.eos_token_id) if self.eos_token_id in ids else len(ids)
-            text = self.tokenizer.decode(
-                ids[:end],
-                skip_special_tokens=True,
-                clean_up_tokenization_spaces=self.rejoin,
-            )
-            captions.append(" ".join(text.split()))
-        return captions
+        own = caption_mask(token_ids, self.eos_token_id)
+        texts = self.tokenizer.batch_decode(
+            [ids[some] for ids, some in zip(token_ids, own, strict=True)],
+            skip_special_tokens=True,
+            clean_up_tokenization_spaces=self.rejoin,
+        )
+        return [" ".join(text.split()) for text in texts]
 
 
 def load_processors(
@@ -395,7 +386,7 @@ def load_processors(
         # Without one of its files, Transformers makes up a tokenizer.
         cached_file(name, "tokenizer_config.json", **source)
         options = {**source, **family.processor_options, **options}
-        if family.row_prompts or family.processor_class is not None:
+        if family.has_processor:
             processors = [AutoProcessor.from_pretrained(name, **options)]
         else:
             images = AutoImageProcessor.from_pretrained(name, **options)

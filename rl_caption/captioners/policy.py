@@ -55,6 +55,7 @@ class Mode:
     padded: bool = True
 
 
+@dataclass
 class Nested:
     """Lists and dictionaries of tensors among the inputs of a batch.
 
@@ -62,9 +63,8 @@ class Nested:
     alone then, by a reference policy, too.
     """
 
-    def __init__(self, value: Any, keys: Sequence[str] | None = None) -> None:
-        self.value = value
-        self.keys = keys
+    value: Any
+    keys: Sequence[str] | None = None
 
     def to(self, *where: Any, **how: Any) -> Nested:
         """As ``Tensor.to``."""
@@ -258,17 +258,13 @@ class Policy(nn.Module):
 
     def joins(self, inputs: Inputs) -> bool:
         """Whether the rows of a batch are one pass; else they are read one by one."""
-        if IMAGES not in inputs:
+        if IMAGES not in inputs or len(inputs[IMAGES].value) == 1:
             return True
-        images = inputs[IMAGES].value
-        if len(images) == 1 or self.mode.prefix != "batch":
-            return len(images) == 1
-        padded = self.mode.padded
         shapes = [
-            {name: padded or value.shape[1:] for name, value in row.items()}
-            for row in images
+            {name: self.mode.padded or value.shape[1:] for name, value in row.items()}
+            for row in inputs[IMAGES].value
         ]
-        return all(row == shapes[0] for row in shapes)
+        return self.mode.prefix == "batch" and all(row == shapes[0] for row in shapes)
 
     def parts(self, inputs: Inputs) -> list[tuple[Any, Inputs]]:
         """What is read in one pass: the whole batch, or each row; with the index of its rows."""

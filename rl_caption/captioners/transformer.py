@@ -74,12 +74,12 @@ class TransformerCaptioner(Captioner):
             raise ValueError(
                 f"the tokenizer has {len(tokenizer)} tokens, the model {config.vocab_size}"
             )
-        self.eos_token_id: int = config.eos_token_id
-        self.pad_token_id: int = config.pad_token_id
-        self.bos_token_id: int = config.bos_token_id
-        self.max_tokens: int | None = config.max_positions
-        self.input_kind: str = config.input_kind
-        self.forbidden: tuple[int, ...] = config.forbidden_token_ids
+        self.eos_token_id = config.eos_token_id
+        self.pad_token_id = config.pad_token_id
+        self.bos_token_id = config.bos_token_id
+        self.max_tokens = config.max_positions
+        self.input_kind = config.input_kind
+        self.forbidden = config.forbidden_token_ids
 
     @classmethod
     def from_scratch(

@@ -60,7 +60,7 @@ class VisionLanguageFamily:
     lora_targets = r"(?!.*(vision|visual)).*\.(q_proj|v_proj)"
     frozen: tuple[str, ...] = ("*visual*", "*vision*")
     processor_options: ClassVar = {"padding_side": "left", "truncation_side": "left"}
-    row_prompts = True
+    row_prompts = has_processor = True
     cross_attention = False
     text_model = ""  # the whole model
     wanted: ClassVar[dict[str, Any]] = {}

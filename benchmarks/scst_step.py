@@ -42,8 +42,7 @@ from rewards.mixed import MixedReward
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.packed import unique_prefixes
-from rl_caption.captioners.tokens import caption_mask, forbid
+from rl_caption.captioners.tokens import caption_mask, forbid, unique_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner
 from rl_caption.data.base import Row
 from rl_caption.runtime.engines import Averages

@@ -6,10 +6,10 @@ import copy
 import fnmatch
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -43,12 +43,11 @@ def freeze(model: nn.Module, patterns: Sequence[str], required: bool = True) -> 
 
 
 def add_lora(
-    model: nn.Module, r: int, alpha: float, dropout: float, targets: Sequence[str] | str
+    model: nn.Module, lora: Mapping[str, Any], targets: Sequence[str] | str
 ) -> Any:
-    """Add low-rank adapters (Hu et al. 2022) of rank ``r`` in place, and freeze all other
-    parameters.
+    """Add low-rank adapters (Hu et al. 2022) in place, and freeze all other parameters.
 
-    Adapters are float32, whatever the type of the weights; their output is scaled by alpha / r.
+    ``lora`` has rank ``r``, ``alpha`` and ``dropout`` (``captioners.config.LoraConfig``). Adapters are float32, whatever the type of the weights; their output is scaled by alpha / r.
     ``targets`` are ends of module names, or one regular expression for whole names. Returns the
     ``peft`` configuration.
 
@@ -59,9 +58,9 @@ def add_lora(
 
     names = targets if isinstance(targets, str) else list(targets)
     config = LoraConfig(
-        r=r,
-        lora_alpha=cast(int, alpha),
-        lora_dropout=dropout,
+        r=lora["r"],
+        lora_alpha=lora["alpha"],
+        lora_dropout=lora["dropout"],
         target_modules=names,
         bias="none",
     )

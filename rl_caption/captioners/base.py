@@ -19,7 +19,7 @@ from rl_caption.captioners.decoding import (
     decode_tree,
     logits_without_cache,
 )
-from rl_caption.captioners.tokens import Generated
+from rl_caption.captioners.tokens import Generated, unique_prefixes
 from rl_caption.data.base import DataError, Row
 from rl_caption.runtime.errors import CaptionerError as CaptionerError
 
@@ -136,8 +136,8 @@ class Captioner(Protocol):
         """Teacher forcing: float32 logits [B, K, L, V], from which each token of ``token_ids`` [B,
         K, L] is drawn.
 
-        With ``mask`` [B, K, L], True for the first tokens of each caption, only the logits [P, V]
-        of the P positions where it is True, in order. Tokens in ``forbidden`` get
+        With ``mask`` [B, K, L] only the logits [P, V] of the P positions where it is True, in
+        order. Tokens in ``forbidden`` get
         ``FORBIDDEN_LOGIT`` (``forbid``).
         """
 
@@ -213,8 +213,11 @@ class Captioner(Protocol):
         return logits_without_cache(self, policy, inputs)
 
     def vocabulary(self) -> dict[str, int]:
-        """Token -> id, for comparing a run with its checkpoint; empty if unknown."""
-        return {}
+        """Token -> id, for comparing a run with its checkpoint; by default that of ``tokenizer``,
+        if there is one.
+        """
+        tokenizer = getattr(self, "tokenizer", None)
+        return tokenizer.get_vocab() if tokenizer else {}
 
     def prefix_logits(
         self,
@@ -223,12 +226,11 @@ class Captioner(Protocol):
         token_ids: Tensor,
         mask: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """``token_logits``, computed once for a prefix that several captions of an image share; not
-        with dropout.
+        """``token_logits`` of each prefix that captions of an image have once; not with dropout.
 
         Returns:
-            Logits [U, V] of the U different prefixes, and for each of the P tokens of ``mask`` the
-            row [P] of its logits. By default nothing is shared and every token has a row.
+            Logits [U, V] of the U different prefixes, and for each of the P tokens of ``mask``, the
+            first ones of each caption, the row [P] of its logits.
         """
-        logits = self.token_logits(model, inputs, token_ids, mask)
-        return logits, torch.arange(len(logits), device=logits.device)
+        first, node = unique_prefixes(token_ids, mask)
+        return self.token_logits(model, inputs, token_ids, first), node[mask]

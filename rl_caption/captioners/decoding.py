@@ -60,53 +60,32 @@ def constrain(
     captioner: Captioner, decoding: Decoding, tokens: Tensor, logits: Tensor
 ) -> Tensor:
     """Logits or log-probabilities [N, V] after the tokens [N, t] of captions so far (without BOS
-    and prompt): no repeated n-grams, repeated trigrams at a cost, no bad endings.
+    and prompt), changed as ``decoding`` says.
+
+    ``no_repeat_ngram_size``: tokens that would repeat an n-gram get -inf. ``block_trigrams``:
+    tokens that would repeat a trigram lose 0.693 times this for each earlier occurrence of it; in
+    self-critical.pytorch, where it is 2, 0.693 stands for ln 2. ``remove_bad_endings``: EOS gets
+    -inf where the caption ends in one of ``BAD_ENDINGS`` or has no word, but not as the first
+    token, as in self-critical.pytorch; words are compared, whatever tokens they are made of.
     """
     if decoding.no_repeat_ngram_size:
         from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
 
         repeats = NoRepeatNGramLogitsProcessor(decoding.no_repeat_ngram_size)
         logits = repeats(tokens, logits)  # type: ignore[arg-type, assignment]
-    if decoding.block_trigrams:
-        logits = penalise_trigrams(tokens, logits, decoding.block_trigrams)
-    if decoding.remove_bad_endings:
-        eos = captioner.eos_token_id
-        logits = refuse_bad_endings(tokens, logits, captioner.decode, eos)
-    return logits
-
-
-def penalise_trigrams(tokens: Tensor, logits: Tensor, alpha: float) -> Tensor:
-    """Lower the logit of a token that would repeat a trigram by 0.693 ``alpha`` for each earlier
-    occurrence of it.
-
-    As self-critical.pytorch's ``block_trigrams``, where alpha is 2 and 0.693 stands for ln 2.
-    """
-    if tokens.shape[1] < 3:
-        return logits
-    trigrams = tokens.unfold(1, 3, 1)  # [N, t - 2, 3]
-    repeated = (trigrams[..., :2] == tokens[:, None, -2:]).all(-1)
-    return logits.scatter_add(1, trigrams[..., 2], repeated * (-0.693 * alpha))
-
-
-def refuse_bad_endings(
-    tokens: Tensor,
-    logits: Tensor,
-    decode: Callable[[Tensor], list[str]],
-    eos_token_id: int,
-) -> Tensor:
-    """Set the logit of EOS to -inf where the caption so far ends in one of ``BAD_ENDINGS`` or has
-    no word.
-
-    The first token is left alone. Captions are compared by words, whatever tokens those are made
-    of. After self-critical.pytorch's ``remove_bad_endings``.
-    """
-    if not tokens.shape[1]:
-        return logits
-    bad = torch.tensor(
-        [bad_ending(tokenize(text)) for text in decode(tokens)], device=logits.device
-    )
-    logits = logits.clone()
-    logits[bad, eos_token_id] = -torch.inf
+    length = tokens.shape[1]
+    if decoding.block_trigrams and length > 2:
+        trigrams = tokens.unfold(1, 3, 1)  # [N, t - 2, 3]
+        repeated = (trigrams[..., :2] == tokens[:, None, -2:]).all(-1)
+        penalty = repeated * (-0.693 * decoding.block_trigrams)
+        logits = logits.scatter_add(1, trigrams[..., 2], penalty)
+    if decoding.remove_bad_endings and length:
+        texts = captioner.decode(tokens)
+        bad = [bad_ending(tokenize(text)) for text in texts]
+        logits = logits.clone()
+        logits[
+            torch.tensor(bad, device=logits.device), captioner.eos_token_id
+        ] = -torch.inf
     return logits
 
 
@@ -240,12 +219,12 @@ def beam_search(
         prefixes = prefixes.take_along_dim(parent.unsqueeze(-1), 2)
         prefixes[..., length - 1] = token
         divisor = length**decoding.length_penalty
-        counted = going.unsqueeze(-1)
-        best_scores[active], best[active] = _best_of(
-            best_scores[active],
-            best[active],
-            (ended_scores.double() / divisor).where(counted, -torch.inf),
-            ended,
+        ended_scores = ended_scores.double() / divisor
+        ended_scores = ended_scores.where(going.unsqueeze(-1), -torch.inf)
+        best_scores[active], best[active] = _best(
+            torch.cat([best_scores[active], ended_scores], -1),
+            torch.cat([best[active], ended], -2),
+            shape[-1],
         )
         present = scores.double() / divisor
         going &= best_scores[active, :, -1] < present[..., 0]
@@ -260,14 +239,15 @@ def beam_search(
         logits = next_logits(Prefixes(token.flatten(), rows.flatten(), image))
         rows = torch.arange(len(image), device=device).view(scores.shape)
     open_scores = present.where(going.unsqueeze(-1), -torch.inf)
-    best_scores[active], best[active] = _best_of(
-        best_scores[active], best[active], open_scores, prefixes
+    best_scores[active], best[active] = _best(
+        torch.cat([best_scores[active], open_scores], -1),
+        torch.cat([best[active], prefixes], -2),
+        shape[-1],
     )
-    best_scores = best_scores.flatten(1)
-    order = best_scores.argsort(dim=-1, descending=True, stable=True)
-    order = order[:, : decoding.num_return_sequences]
-    captions = best.flatten(1, 2).take_along_dim(order.unsqueeze(-1), 1)
-    return Generated(captions[..., :length], best_scores.gather(1, order).float())
+    best_scores, captions = _best(
+        best_scores.flatten(1), best.flatten(1, 2), decoding.num_return_sequences
+    )
+    return Generated(captions[..., :length], best_scores.float())
 
 
 def _extend_beams(
@@ -301,18 +281,13 @@ def _extend_beams(
     return tuple(torch.stack(some, 1) for some in zip(*extensions, strict=True))
 
 
-def _best_of(
-    scores: Tensor, captions: Tensor, new_scores: Tensor, new: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The best C of captions [..., C, L] with ``scores`` [..., C] and of ``new`` ones, best first;
-    of equal ones the first.
+def _best(scores: Tensor, captions: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` best of captions [..., N, L] with ``scores`` [..., N], best first; of equal ones
+    the first.
     """
-    count = scores.shape[-1]
-    scores, order = torch.cat([scores, new_scores], -1).sort(
-        dim=-1, descending=True, stable=True
-    )
+    scores, order = scores.sort(dim=-1, descending=True, stable=True)
     order = order[..., :count].unsqueeze(-1)
-    return scores[..., :count], torch.cat([captions, new], -2).take_along_dim(order, -2)
+    return scores[..., :count], captions.take_along_dim(order, -2)
 
 
 def select_rows(inputs: Inputs, rows: Tensor) -> Inputs:

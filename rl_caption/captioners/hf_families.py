@@ -1,35 +1,41 @@
 """Encoder-decoders of Transformers: how each encodes images, reads tokens, starts and ends captions.
 
-To add a family, write one more class and name it in ``FAMILIES``.
+To add a family, write one more class and name it in ``FAMILIES``. Their attention is replaced in
+place: names of modules and weights stay as they are. What is assumed of Transformers' internals is
+tested with 5.23 and 5.24.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
-from torch import Tensor
-from transformers.cache_utils import Cache, DynamicCache
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.cache_utils import Cache, DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
 from rl_caption.captioners.base import CaptionerError, Inputs
-from rl_caption.captioners.hf_attention import (
-    SharedImageCache,
-    fuse_blip_attention,
-    share_images,
-)
-from rl_caption.captioners.packed import CACHE
-from rl_caption.captioners.state import State
+from rl_caption.captioners.packed import CACHE, Packing, State
 
 if TYPE_CHECKING:
     from rl_caption.captioners.policy import Policy
+
+
+CROSS_ATTENTION = ("crossattention", "encoder_attn")
+"""Names that Transformers' decoders give to cross-attention modules."""
+STATES = ("encoder_hidden_states", "key_value_states")
+"""Names of their argument for the states of the image."""
+MASKS = ("attention_mask", "encoder_attention_mask")
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,49 @@ class Conventions:
         positions = getattr(text, "max_position_embeddings", None)
         longest = None if positions is None else positions - len(start) + 1
         return cls(start, eos, pad, text.vocab_size, start[:1], longest)
+
+
+class SharedImageCache(EncoderDecoderCache):
+    """Keys and values of the tokens of every caption, and of the states of every image once.
+
+    Attributes:
+        packing: of the captions by image, if images have different numbers of them.
+    """
+
+    packing: Packing | None = None
+
+
+class _PassThroughCache(DynamicCache):
+    """Stores nothing: returns keys and values as they are given."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
+class _NeverUpdated(dict[int, bool]):
+    """``EncoderDecoderCache.is_updated`` of a cache that stores nothing."""
+
+    def __setitem__(self, layer: int, updated: bool) -> None:
+        pass
+
+
+def packing_cache(image: Tensor, images: int) -> SharedImageCache | None:
+    """A cache that stores nothing and tells cross-attention how the captions of ``images`` images
+    are packed.
+
+    ``image`` [M], ascending, is the image of each caption. Transformers' decoders hand their cache
+    to every layer; as this one stores nothing, a layer may run again in the backward pass. None if
+    all images have equally many captions.
+    """
+    packing = Packing.of_captions(image, images)
+    if packing.index is None:
+        return None
+    cache = SharedImageCache(_PassThroughCache(), _PassThroughCache())
+    cache.is_updated = _NeverUpdated()
+    cache.packing = packing
+    return cache
 
 
 class Family(ABC):
@@ -104,6 +153,7 @@ class Family(ABC):
         keys and values.
         """
         share_images(model.get_submodule(self.shared or self.text_model))
+        fuse_blip_attention(model)
 
     @abstractmethod
     def conventions(
@@ -168,10 +218,6 @@ class Blip(Family):
     name = "BLIP"
     text_model = "text_decoder"
     lora_targets = r"text_decoder\..*\.(query|value)"
-
-    def prepare(self, model: Any) -> None:
-        super().prepare(model)
-        fuse_blip_attention(model)
 
     def conventions(
         self, model: Any, processor: Any, tokenizer: Any, prompt: str
@@ -346,3 +392,62 @@ def first_token(*candidates: int | list[int] | None) -> Any:
 def plain_tokens(tokenizer: Any, text: str) -> tuple[int, ...]:
     """Token ids of ``text`` without special tokens."""
     return tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else ()
+
+
+def share_images(decoder: nn.Module) -> None:
+    """Let cross-attention in ``decoder`` take N = B·K rows of tokens with B rows of image states.
+
+    A query's result does not depend on other queries, so the tokens of an image's K captions can be
+    one row of K·T queries. Transformers' decoders need a copy of the image's states, keys and
+    values for every caption instead.
+    """
+    module: Any
+    for name, module in decoder.named_modules():
+        if name.rpartition(".")[2] in CROSS_ATTENTION:
+            names = tuple(inspect.signature(module.forward).parameters)
+            if "hidden_states" in names and set(STATES) & set(names):
+                module.forward = partial(_cross_attend, module.forward, names)
+
+
+def _cross_attend(
+    forward: Callable[..., Any], names: tuple[str, ...], *positional: Any, **named: Any
+) -> Any:
+    """Call ``forward`` of cross-attention, which has the parameters ``names``, with an image's
+    captions as one row.
+    """
+    named.update(zip(names, positional, strict=False))
+    hidden = named["hidden_states"]
+    images = len(next(named[key] for key in STATES if named.get(key) is not None))
+    packing = getattr(named.get(CACHE), "packing", None)
+    if packing is None:
+        if len(hidden) == images:
+            return forward(**named)
+        packing = Packing(images, len(hidden) // images)
+    # No image is padded, so masks allow everything. GPT-2 also passes the mask of self-attention,
+    # which is not used.
+    named.update({key: None for key in MASKS if key in named})
+    named["hidden_states"] = packing.pad(hidden).flatten(1, 2)
+    attended, *rest = forward(**named)
+    return packing.pack(attended.unflatten(1, (packing.columns, -1))), *rest
+
+
+def fuse_blip_attention(model: nn.Module) -> None:
+    """Let BLIP's vision tower compute attention with ``scaled_dot_product_attention``; it no longer
+    returns the probabilities.
+
+    Transformers' own BLIP keeps the 577 x 577 probabilities of every head and layer for the
+    backward pass (190 MB for an image of 384 pixels in float32).
+    """
+    module: Any
+    for module in model.modules():
+        if type(module).__name__ == "BlipAttention":
+            module.forward = partial(_image_attention, module)
+
+
+def _image_attention(attention: Any, hidden_states: Tensor, **options: Any) -> Any:
+    """``BlipAttention.forward``: states [B, S, D] -> [B, S, D], and None for the probabilities."""
+    qkv = attention.qkv(hidden_states).unflatten(-1, (3, attention.num_heads, -1))
+    query, key, value = qkv.permute(2, 0, 3, 1, 4)
+    dropout = attention.dropout.p if attention.dropout.training else 0.0
+    attended = F.scaled_dot_product_attention(query, key, value, None, dropout)
+    return attention.projection(attended.transpose(1, 2).flatten(2)), None

@@ -5,11 +5,8 @@ InstructBLIP, Florence-2; and vision-language models that answer a prompt, such 
 from __future__ import annotations
 
 import copy
-import json
-import logging
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +20,6 @@ from transformers.models.auto.modeling_auto import (
 from transformers.utils import cached_file
 
 from rewards.base import naming
-from rewards.devices import is_main_process
 from rewards.images import frames_of
 from rewards.model_files import check_folder, read_object, transformers_options
 from rl_caption.captioners.adaptation import (
@@ -48,10 +44,9 @@ from rl_caption.captioners.hf_families import (
     check_architectures,
     plain_tokens,
 )
-from rl_caption.captioners.packed import unique_prefixes
-from rl_caption.captioners.policy import Mode, Policy, collate
+from rl_caption.captioners.packed import State
+from rl_caption.captioners.policy import Policy, collate
 from rl_caption.captioners.self_check import check
-from rl_caption.captioners.state import State
 from rl_caption.captioners.tokens import Generated, caption_mask, forbid
 from rl_caption.captioners.vlm_families import FAMILIES as CHAT_FAMILIES
 from rl_caption.captioners.vlm_families import (
@@ -60,8 +55,7 @@ from rl_caption.captioners.vlm_families import (
     as_messages,
 )
 from rl_caption.data.base import DataError, Row, load_image, pixel_key
-
-logger = logging.getLogger(__name__)
+from rl_caption.data.files import write_json
 
 SETTINGS = "rl_caption.json"
 """File with family and prompt in the folder of an exported model."""
@@ -95,7 +89,7 @@ class HuggingFaceCaptioner(Captioner):
         self.name = name
         self.adapters: Any = None
         """Configuration of the adapters, if they are to be exported alone, too."""
-        self.family: Any = policy.family
+        self.family = policy.family
         conventions = policy.conventions
         self.eos_token_id = conventions.eos
         self.pad_token_id = conventions.pad
@@ -107,9 +101,9 @@ class HuggingFaceCaptioner(Captioner):
         self.forbidden = tuple(sorted(special))
         self.row_prompts = self.family.row_prompts
         self.augmentable = not self.row_prompts
-        self.before: tuple[str, str] = self.family.before(self.processor, prompt)
+        self.before = self.family.before(self.processor, prompt)
         text = policy.config.get_text_config()
-        self.longest_prompt: int = getattr(text, "max_position_embeddings", sys.maxsize)
+        self.longest_prompt = getattr(text, "max_position_embeddings", sys.maxsize)
         # WordPiece decodes "man's" to "man ' s", other words for the rewards than those of the
         # references. Transformers joined them when these models were published. BPE knows its
         # spaces.
@@ -138,8 +132,7 @@ class HuggingFaceCaptioner(Captioner):
         """
         name = str(name)
         with reading(repr(name)):
-            if Path(name).is_dir():
-                check_folder(Path(name))
+            check_folder(Path(name))
             source = transformers_options(name)
             config = AutoConfig.from_pretrained(name, **source)
             model_type = config.model_type
@@ -174,19 +167,10 @@ class HuggingFaceCaptioner(Captioner):
                 check(captioner)
             return captioner
 
-    @property
-    def mode(self) -> dict[str, Any]:
-        """How captions are scored and sampled (``Mode``), as a checkpoint keeps it."""
-        return asdict(self.policy.mode)
-
-    @mode.setter
-    def mode(self, values: dict[str, Any]) -> None:
-        self.policy.mode = Mode(**values)
-
     def adapt(
         self,
         frozen: Sequence[str] | None,
-        lora: dict[str, Any] | None,
+        lora: Mapping[str, Any] | None,
         checkpointed: bool,
     ) -> None:
         """Choose what is trained and how: ``model.freeze``, ``model.lora``,
@@ -201,7 +185,7 @@ class HuggingFaceCaptioner(Captioner):
         freeze(model, patterns, required=frozen is not None)
         if lora is not None:  # after freezing: adapters of a frozen part are trained
             targets = lora["target_modules"] or self.family.lora_targets
-            config = add_lora(model, lora["r"], lora["alpha"], lora["dropout"], targets)
+            config = add_lora(model, lora, targets)
             self.adapters = config if lora.get("export_adapters") else None
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise CaptionerError(
@@ -211,8 +195,6 @@ class HuggingFaceCaptioner(Captioner):
             checkpoint_layers(model)
         if (lora is not None or checkpointed) and model.device.type != "meta":
             check(self)
-        if is_main_process():
-            logger.info("%s: prompt %r", self.family.name, self.prompt)
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
         """Write a plain model of Transformers (adapters merged into its weights), its processors
@@ -234,9 +216,7 @@ class HuggingFaceCaptioner(Captioner):
         for processor in self.processors:
             processor.save_pretrained(path)
         settings = {"family": self.family.name, "prompt": self.prompt}
-        (Path(path) / SETTINGS).write_text(
-            json.dumps(settings, indent=1, ensure_ascii=False)
-        )
+        write_json(Path(path) / SETTINGS, settings)
 
     def preprocess(self, rows: Sequence[Row]) -> Inputs:
         """``pixel_values`` [B, 3, H, W]; of a model that answers, what its processor makes of each
@@ -279,9 +259,9 @@ class HuggingFaceCaptioner(Captioner):
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None
     ) -> list[list[int]]:
         start, between = self.before
-        chat = self.family.chat_prompts
-        if row is not None and row.get("prompt") and not chat:
-            messages = as_messages(self.prompt, row["prompt"])
+        own = None if row is None or self.family.chat_prompts else row.get("prompt")
+        if own:
+            messages = as_messages(self.prompt, own)
             start, between = self.family.before(self.processor, messages)
         # A line break is EOS where OPT is the language model.
         plain = [start + between + " ".join(text.split()) for text in texts]
@@ -293,9 +273,8 @@ class HuggingFaceCaptioner(Captioner):
 
     def image_states(self, policy: Any, inputs: Inputs) -> Inputs:
         """See ``Captioner.image_states``; visual tokens only where the model takes them."""
-        if not policy.takes_features:
-            return inputs
-        if not torch.is_grad_enabled() and policy.trains_images():
+        trains = policy.trains_images() and not torch.is_grad_enabled()
+        if trains or not policy.takes_features:
             return inputs
         return policy(**inputs, encode=True)
 
@@ -343,9 +322,6 @@ class HuggingFaceCaptioner(Captioner):
 
         return next_logits
 
-    def vocabulary(self) -> dict[str, int]:
-        return self.tokenizer.get_vocab()
-
     def token_logits(
         self,
         model: nn.Module,
@@ -354,17 +330,6 @@ class HuggingFaceCaptioner(Captioner):
         mask: Tensor | None = None,
     ) -> Tensor:
         return forbid(model(**inputs, token_ids=token_ids, mask=mask), self.forbidden)
-
-    def prefix_logits(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        token_ids: Tensor,
-        mask: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """See ``Captioner``. Captions that are the beginning of others are not computed at all."""
-        first, node = unique_prefixes(token_ids, mask)
-        return self.token_logits(model, inputs, token_ids, first), node[mask]
 
     def decode(self, token_ids: Tensor) -> list[str]:
         """See ``Captioner``; white space becomes single spaces."""

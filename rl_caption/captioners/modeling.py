@@ -17,7 +17,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
-    GenerationConfig,
     GenerationMixin,
     PreTrainedConfig,
     PreTrainedModel,
@@ -30,11 +29,9 @@ from rewards.options import check_values
 from rl_caption.captioners.base import FROM_SCRATCH
 from rl_caption.captioners.packed import CACHE, Packing
 
-Width: TypeAlias = Annotated[int, Field(ge=1, le=2**16)]
-Side: TypeAlias = Annotated[int, Field(ge=1, le=2**14)]
-Long: TypeAlias = Annotated[int, Field(ge=1, le=2**20)]
+Size: TypeAlias = Annotated[int, Field(ge=1)]
+Count: TypeAlias = Annotated[int, Field(ge=0)]
 Dropout: TypeAlias = Annotated[float, Field(ge=0, le=0.99)]
-TokenId: TypeAlias = Annotated[int, Field(ge=0)]
 
 
 class CaptionTransformerConfig(PreTrainedConfig):
@@ -67,23 +64,23 @@ class CaptionTransformerConfig(PreTrainedConfig):
     }
 
     input_kind: Literal["pixels", "regions"] = "pixels"
-    vocab_size: Annotated[int, Field(ge=4, le=2**24)] = 10_000
-    d_model: Width = 512
-    encoder_layers: Annotated[int, Field(ge=0, le=256)] = 6
-    decoder_layers: Annotated[int, Field(ge=1, le=256)] = 6
-    num_heads: Width = 8
-    ffn_dim: Long = 2048
+    vocab_size: Size = 10_000
+    d_model: Size = 512
+    encoder_layers: Count = 6
+    decoder_layers: Size = 6
+    num_heads: Size = 8
+    ffn_dim: Size = 2048
     dropout: Dropout = 0.1
-    image_size: Side = 224
-    patch_size: Side = 16
+    image_size: Size = 224
+    patch_size: Size = 16
     patch_stem: Literal["linear", "conv"] = "linear"
-    feature_dim: Long = 2048
+    feature_dim: Size = 2048
     feature_dropout: Dropout = 0.0
-    max_positions: Long = 64
-    pad_token_id: TokenId = 0
-    bos_token_id: TokenId = 1
-    eos_token_id: TokenId = 2
-    unk_token_id: TokenId = 3
+    max_positions: Size = 64
+    pad_token_id: Count = 0
+    bos_token_id: Count = 1
+    eos_token_id: Count = 2
+    unk_token_id: Count = 3
     is_encoder_decoder: bool = True
     tie_word_embeddings: bool = True
 
@@ -289,16 +286,13 @@ class Encoder(nn.Module):
 
     def forward(
         self,
-        pixel_values: Tensor | None = None,
-        region_features: Tensor | None = None,
         region_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
         """``last_hidden_state`` [B, S, D] of ``pixel_values`` [B, 3, H, W] or
         ``region_features`` [B, S, F].
         """
-        inputs = pixel_values if self.config.input_kind == "pixels" else region_features
-        states = self.dropout(self.embedding(inputs))
+        states = self.dropout(self.embedding(kwargs[self.main_input_name]))
         mask = None if region_mask is None else additive_mask(region_mask, states)
         for layer in self.layers:
             states = layer(states, mask)
@@ -337,10 +331,8 @@ class DecoderLayer(nn.Module):
         """
         attention = self.self_attention
         normed = self.self_norm(states)
-        keys, values = (
-            attention.split_heads(by_sequence.pad_keys(project(normed)))
-            for project in (attention.key, attention.value)
-        )
+        keys = attention.split_heads(by_sequence.pad_keys(attention.key(normed)))
+        values = attention.split_heads(by_sequence.pad_keys(attention.value(normed)))
         if cache is not None:
             keys, values = cache.self_attention_cache.update(keys, values, self.index)
         queries = by_sequence.pad(attention.query(normed))
@@ -387,13 +379,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         self.norm = nn.LayerNorm(config.d_model)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
-        self.generation_config = GenerationConfig(
-            pad_token_id=config.pad_token_id,
-            bos_token_id=config.bos_token_id,
-            eos_token_id=config.eos_token_id,
-            decoder_start_token_id=config.bos_token_id,
-            suppress_tokens=list(config.forbidden_token_ids),
-        )
+        self.generation_config.suppress_tokens = list(config.forbidden_token_ids)
 
     def _init_weights(self, module: nn.Module) -> None:
         if isinstance(module, nn.Linear | nn.Conv2d):
@@ -410,8 +396,6 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
-        pixel_values: Tensor | None = None,
-        region_features: Tensor | None = None,
         region_mask: Tensor | None = None,
         states: Tensor | None = None,
         *,
@@ -427,9 +411,8 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         """Next-token logits.
 
         Args:
-            pixel_values: [B, 3, S, S].
-            region_features, region_mask: in their place [B, R, F], and [B, R], True for real
-                regions.
+            kwargs: ``pixel_values`` [B, 3, S, S], or ``region_features`` [B, R, F].
+            region_mask: [B, R], True for real regions.
             states, encoder_outputs: in place of both, the encoder's states [B, S, D] (from
                 ``generate`` in a tuple).
             decoder_input_ids: [N, T]: N = B·K sequences, those of an image adjacent. Padding is on
@@ -449,7 +432,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         if encoder_outputs is not None:
             states = encoder_outputs[0]
         if states is None:
-            states = self.encoder(pixel_values, region_features, region_mask)[0]
+            states = self.encoder(region_mask, **kwargs)[0]
         cache = kwargs.get("past_key_values", cache)
         if cache is None and use_cache:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())

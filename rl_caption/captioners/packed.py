@@ -1,16 +1,19 @@
-"""Packed batches of captions: prefix tree, preallocated KV cache, and the mapping between packed
-and padded tokens.
+"""Packed batches of captions, and keys and values of images, prompts and captions between the passes
+over tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer
 from transformers.modeling_outputs import Seq2SeqLMOutput
+
+if TYPE_CHECKING:
+    from rl_caption.captioners.decoding import Prefixes
 
 CACHE = (
     "cache"
@@ -73,31 +76,6 @@ class Packing:
         return flat if self.index is None else flat.index_select(0, self.index)
 
 
-def unique_prefixes(token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The prefix tree of each image's captions: a token's prefix is all tokens before it, which
-    decide its logits.
-
-    Args:
-        token_ids: [B, K, L].
-        mask: [B, K, L], True for the first tokens of each caption, those that count.
-
-    Returns:
-        ``first`` [B, K, L], True for the U tokens of ``mask`` whose prefix no earlier caption of
-        the image has; and ``node`` [B, K, L], for each token of ``mask`` the index of its prefix
-        among these U, and 0 elsewhere.
-    """
-    same = token_ids.unsqueeze(2) == token_ids.unsqueeze(1)  # [B, K, K, L]
-    before = torch.ones_like(same)
-    before[..., 1:] = same[..., :-1].cumprod(-1).bool()
-    # [B, K, L]: the first caption with this prefix.
-    owner = (before & mask.unsqueeze(1)).long().argmax(2)
-    caption = torch.arange(owner.shape[1], device=owner.device)
-    first = mask & (owner == caption.view(1, -1, 1))
-    numbers = torch.arange(first.numel(), device=owner.device)
-    nodes = torch.zeros_like(token_ids).masked_scatter(first, numbers)
-    return first, nodes.gather(1, owner).masked_fill(~mask, 0)
-
-
 class PreallocatedLayer(DynamicLayer):
     """Keys and values [N, H, T, D/H] of one layer, in memory with room for ``room`` tokens after
     the first ones. Not for training.
@@ -142,3 +120,94 @@ class PreallocatedLayer(DynamicLayer):
         self.keys, self.values = (memory[:, :, :end] for memory in self.memory)
         self.view = self.keys
         return self.keys, self.values
+
+
+class PromptLayer(DynamicLayer):
+    """Keys and values [B, H, P, D/H] of the prompts in one layer.
+
+    They are kept with their gradient, and once: with recomputed activations the layer runs again in
+    the backward pass.
+    """
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+            self.keys = key_states
+            self.values = value_states
+        return key_states, value_states
+
+
+class CaptionLayer(DynamicLayer):
+    """Lets M captions read the keys and values of their prompts, ``prompt`` [M]; stores nothing."""
+
+    def __init__(self, prompts: DynamicLayer, prompt: Tensor) -> None:
+        super().__init__()
+        self.prompt = prompt
+        self.is_initialized = True
+        self.keys: Any = prompts.keys
+        self.values: Any = prompts.values
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        keys = self.keys.index_select(0, self.prompt)
+        values = self.values.index_select(0, self.prompt)
+        return torch.cat([keys, key_states], -2), torch.cat([values, value_states], -2)
+
+
+@dataclass
+class State:
+    """What N rows have read so far: first the prompts of B images, then also tokens of captions.
+
+    Attributes:
+        cache: keys and values.
+        states: [B, S, D] of the images, where they are no visual tokens.
+        images: [B] indices of the images that are left, ascending, where captions read them by
+            cross-attention.
+        mask: [N, S], False where a prompt is padded, where the image is a prefix of the text.
+        position: [N] of the next token, likewise.
+        channels: number of positions of a token, with M-RoPE (time, height, width, ...); empty
+            without it.
+    """
+
+    cache: Any
+    states: Any = None
+    images: Any = None
+    mask: Any = None
+    position: Any = None
+    channels: tuple[int, ...] = ()
+
+    def select(self, prefixes: Prefixes) -> None:
+        """Reorder the rows to the parents of the next prefixes; let go of images without a row."""
+        if prefixes.parent is None:
+            return
+        if self.images is None:
+            self.cache.batch_select_indices(prefixes.parent)
+            self.mask = self.mask[prefixes.parent]
+            self.position = self.position[prefixes.parent]
+            return
+        self.cache.self_attention_cache.batch_select_indices(prefixes.parent)
+        image = torch.searchsorted(self.images, prefixes.image)
+        left = image.unique()
+        # Seldom, as the keys and values of images are large.
+        if 2 * len(left) <= len(self.images):
+            self.cache.cross_attention_cache.batch_select_indices(left)
+            self.states = self.states[left]
+            self.images = self.images[left]
+            image = torch.searchsorted(left, image)
+        packing = Packing.of_captions(image, len(self.images))
+        self.cache.packing = None if packing.index is None else packing
+
+    def of_captions(self, prompt: Tensor) -> State:
+        """The state of M captions, which read the prompts ``prompt`` [M]; several passes may share
+        this one.
+        """
+        layers: list[Any] = [CaptionLayer(layer, prompt) for layer in self.cache.layers]
+        return replace(
+            self,
+            cache=Cache(layers=layers),
+            mask=self.mask[prompt],
+            position=self.position[prompt],
+        )

@@ -4,12 +4,11 @@ all captions, in the fastest way that is exact for the model (``Mode``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +17,9 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from rl_caption.captioners.base import Inputs
-from rl_caption.captioners.decoding import Prefixes, select_rows
-from rl_caption.captioners.hf_attention import packing_cache
-from rl_caption.captioners.packed import PreallocatedLayer
-from rl_caption.captioners.state import PromptLayer, State
+from rl_caption.captioners.decoding import select_rows
+from rl_caption.captioners.hf_families import packing_cache
+from rl_caption.captioners.packed import PreallocatedLayer, PromptLayer, State
 from rl_caption.captioners.vlm_families import ENCODED
 from rl_caption.runtime.engines import dropout_off
 
@@ -38,8 +36,7 @@ UNREAD = (
 """Fields of a vision tower's output that most text models do not read."""
 
 
-@dataclass(frozen=True)
-class Mode:
+class Mode(NamedTuple):
     """How captions are scored and sampled; ``self_check`` finds the fastest way that is exact.
 
     Attributes:
@@ -116,14 +113,14 @@ class Policy(nn.Module):
 
     def __init__(self, model: Any, family: Any, conventions: Any) -> None:
         super().__init__()
-        self.model: Any = model
+        self.model = model
         self.config = model.config
         self.family = family
         self.conventions = conventions
         if family.cross_attention:
             family.prepare(model)
         self.mode = Mode()
-        self.image_inputs: frozenset[str] = family.image_inputs(model)
+        self.image_inputs = family.image_inputs(model)
         """Names of the inputs that visual tokens are made of; empty where the model takes none."""
         self.visual_names: frozenset[str] | None = None
         """Names of the parameters that encoded images depend on, of ``self_check``."""
@@ -150,7 +147,7 @@ class Policy(nn.Module):
         encode: bool = False,
         max_tokens: int = 0,
         state: State | None = None,
-        prefixes: Prefixes | None = None,
+        prefixes: Any = None,
         **inputs: Any,
     ) -> Any:
         """Encode images, score captions, start a decode, or continue it.
@@ -161,7 +158,7 @@ class Policy(nn.Module):
             token_ids: captions [B, K, L] to score.
             mask: [B, K, L], True for the positions to score; all by default.
             max_tokens: length limit of a decode that is started; the cache gets memory for it.
-            state, prefixes: the decode to continue, and its M prefixes.
+            state, prefixes: the decode to continue, and its M next ``Prefixes``.
 
         Returns:
             Encode: inputs with encoded images. Score: logits [B, K, L, V], or [P, V] of the P
@@ -169,7 +166,6 @@ class Policy(nn.Module):
                 ``State``. Continue: logits [M, V] of the next tokens.
         """
         if state is not None:
-            assert prefixes is not None
             state.select(prefixes)
             return self.family.read(self, state, prefixes.tokens.unsqueeze(1))[:, -1]
         if self.takes_features and not {"states", FEATURES} & inputs.keys():
@@ -179,7 +175,7 @@ class Policy(nn.Module):
         if token_ids is not None:
             return self._score(inputs, token_ids, mask)
         layer = partial(PreallocatedLayer, max_tokens)
-        with output_of(self.text_model, last_hidden):
+        with output_of(self.text_model, lambda hidden: hidden[:, -1:]):
             return self.family.begin(self, self.arguments(inputs), layer)
 
     # Encoded images
@@ -329,7 +325,13 @@ class Policy(nn.Module):
                 return self.family.read(self, state, ids)
         if self.mode.prefix == "none":
             return self._score_plainly(arguments, ids, scored)
-        with output_of(self.text_model, last_hidden) as first:
+        first: list[Tensor] = []  # hidden states before the captions' first tokens
+
+        def last_kept(hidden: Tensor) -> Tensor:
+            first.append(hidden[:, -1:])
+            return first[0]
+
+        with output_of(self.text_model, last_kept):
             logits, state = self.family.begin(self, arguments, PromptLayer)
         if length == 1:
             return logits[image]
@@ -362,29 +364,15 @@ def by_rows(inputs: Inputs) -> list[tuple[Tensor, Inputs]]:
     return [(row, select_rows(inputs, row)) for row in rows]
 
 
-@contextmanager
-def output_of(
-    text_model: Any, chosen: Callable[[Tensor], Tensor]
-) -> Iterator[list[Tensor]]:
-    """Within, the output layer computes logits of ``chosen(hidden)`` and not of all hidden states
-    [N, T, D]; what was chosen is in the list.
+def output_of(text_model: Any, chosen: Callable[[Tensor], Tensor]) -> Any:
+    """Context in which the output layer computes logits of ``chosen(hidden)`` and not of all hidden
+    states [N, T, D].
     """
-    kept: list[Tensor] = []
 
-    def keep(_: nn.Module, arguments: Any) -> Any:
-        kept.append(chosen(arguments[0]))
-        return kept[-1], *arguments[1:]
+    def choose(_: nn.Module, arguments: Any) -> Any:
+        return chosen(arguments[0]), *arguments[1:]
 
-    hook = text_model.get_output_embeddings().register_forward_pre_hook(keep)
-    try:
-        yield kept
-    finally:
-        hook.remove()
-
-
-def last_hidden(hidden: Tensor) -> Tensor:
-    """Hidden states [N, 1, D] of the last of T tokens, from [N, T, D]."""
-    return hidden[:, -1:]
+    return text_model.get_output_embeddings().register_forward_pre_hook(choose)
 
 
 def collate(

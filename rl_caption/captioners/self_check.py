@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 from rewards.base import naming
 from rewards.devices import is_main_process
 from rewards.files import atomic_write
-from rl_caption.captioners.base import CaptionerError
+from rl_caption.captioners.base import CaptionerError, Inputs
 from rl_caption.captioners.decoding import Prefixes
 from rl_caption.captioners.generate import generate
 from rl_caption.captioners.policy import IMAGES, Mode, by_rows
@@ -129,7 +129,7 @@ class _Check:
         name = captioner.family.name
         device = policy.start.device
         inputs = captioner.preprocess(self.rows)
-        self.inputs: dict[str, Any] = {n: t.to(device) for n, t in inputs.items()}
+        self.inputs: Inputs = {n: t.to(device) for n, t in inputs.items()}
         self.ids = torch.tensor([self.captions] * len(self.rows), device=device)
         """[B, K, T]"""
         self.alone = [policy.arguments(row) for _, row in by_rows(self.inputs)]
@@ -192,9 +192,7 @@ class _Check:
         rows = [self._forced(row, self.captions, **how) for row in self.alone]
         return torch.stack(rows)
 
-    def _forced(
-        self, row: dict[str, Any], captions: Sequence[list[int]], **how: Any
-    ) -> Tensor:
+    def _forced(self, row: Inputs, captions: Sequence[list[int]], **how: Any) -> Tensor:
         """Logits [K, T, V] that ``generate`` draws the captions from."""
         calls = itertools.count()
 
@@ -323,10 +321,16 @@ def _key(captioner: HuggingFaceCaptioner, device: torch.device) -> str:
     device, versions of libraries, and this package's code.
     """
     policy = captioner.policy
-    parts: list[Any] = [torch.__version__, transformers.__version__, device.type]
-    parts += [policy.config._attn_implementation, policy.config.to_json_string()]
-    parts += [captioner.processors, captioner.prompt]
-    parts += [(n, p.dtype, p.shape) for n, p in policy.named_parameters()]
-    parts += [n for n, m in policy.named_modules() if isinstance(m.forward, partial)]
-    parts += [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))]
+    parts = [
+        torch.__version__,
+        transformers.__version__,
+        device.type,
+        policy.config._attn_implementation,
+        policy.config.to_json_string(),
+        captioner.processors,
+        captioner.prompt,
+        [(n, p.dtype, p.shape) for n, p in policy.named_parameters()],
+        [n for n, m in policy.named_modules() if isinstance(m.forward, partial)],
+        [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))],
+    ]
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

@@ -1,4 +1,6 @@
-"""Token ids of captions: which of them count, which may not be generated, and how one is drawn."""
+"""Token ids of captions: which of them count, which prefixes they share, which may not be generated,
+and how one is drawn.
+"""
 
 from collections.abc import Sequence
 from functools import cache
@@ -32,6 +34,31 @@ def caption_mask(token_ids: Tensor, eos_token_id: int) -> Tensor:
     """True up to and including the first EOS: [..., L] -> [..., L]."""
     is_eos = token_ids == eos_token_id
     return (is_eos.cumsum(-1) - is_eos.long()) == 0
+
+
+def unique_prefixes(token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The prefix tree of each image's captions: a token's prefix is all tokens before it, which
+    decide its logits.
+
+    Args:
+        token_ids: [B, K, L].
+        mask: [B, K, L], True for the first tokens of each caption, those that count.
+
+    Returns:
+        ``first`` [B, K, L], True for the U tokens of ``mask`` whose prefix no earlier caption of
+        the image has; and ``node`` [B, K, L], for each token of ``mask`` the index of its prefix
+        among these U, and 0 elsewhere.
+    """
+    same = token_ids.unsqueeze(2) == token_ids.unsqueeze(1)  # [B, K, K, L]
+    before = torch.ones_like(same)
+    before[..., 1:] = same[..., :-1].cumprod(-1).bool()
+    # [B, K, L]: the first caption with this prefix.
+    owner = (before & mask.unsqueeze(1)).long().argmax(2)
+    caption = torch.arange(owner.shape[1], device=owner.device)
+    first = mask & (owner == caption.view(1, -1, 1))
+    numbers = torch.arange(first.numel(), device=owner.device)
+    nodes = torch.zeros_like(token_ids).masked_scatter(first, numbers)
+    return first, nodes.gather(1, owner).masked_fill(~mask, 0)
 
 
 def forbid(logits: Tensor, token_ids: Sequence[int]) -> Tensor:

@@ -35,8 +35,8 @@ from rl_caption.captioners.modeling import (
     CaptionTransformer,
     CaptionTransformerConfig,
 )
-from rl_caption.captioners.packed import PreallocatedLayer, unique_prefixes
-from rl_caption.captioners.tokens import forbid
+from rl_caption.captioners.packed import PreallocatedLayer
+from rl_caption.captioners.tokens import forbid, unique_prefixes
 from rl_caption.data.base import DataError, Row, load_image, pixel_key
 from rl_caption.data.features import as_image_features, pad_features
 
@@ -64,8 +64,8 @@ class TransformerCaptioner(Captioner):
         self.policy = policy
         self.tokenizer = tokenizer
         self.cache_bytes = cache_bytes
-        self.cached: dict[tuple[str, tuple[Any, ...]], np.ndarray] = {}
-        self.split_by: str = tokenizer.init_kwargs.get(SPLIT_BY, TOKENIZER)
+        self.cached: dict[Any, np.ndarray] = {}
+        self.split_by = tokenizer.init_kwargs.get(SPLIT_BY, TOKENIZER)
         self.words = list(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
         for number in tokenizer.all_special_ids:
             self.words[number] = ""
@@ -134,8 +134,7 @@ class TransformerCaptioner(Captioner):
         folder = Path(path)
         with reading(folder):
             check_folder(folder)
-            with reading(folder / "config.json"):
-                config = read_config(folder / "config.json")
+            config = read_config(folder / "config.json")
             file = folder / "model.safetensors"
             weights = {
                 name: value.float() for name, value in read_weights(file).items()
@@ -183,9 +182,7 @@ class TransformerCaptioner(Captioner):
         array = self.cached.get(key)
         if array is None:
             size = (self.policy.config.image_size,) * 2
-            image = load_image(image)
-            if image.size != size:
-                image = image.resize(size, Image.Resampling.BICUBIC)
+            image = load_image(image).resize(size, Image.Resampling.BICUBIC)
             array = np.asarray(image, dtype=np.uint8)  # [S, S, 3]
             if (len(self.cached) + 1) * array.nbytes <= self.cache_bytes:
                 self.cached[key] = array
@@ -205,7 +202,7 @@ class TransformerCaptioner(Captioner):
         if not torch.is_grad_enabled():
             return inputs
         states = policy.encoder(**inputs).last_hidden_state
-        return {"states": states, **{k: v for k, v in inputs.items() if "mask" in k}}
+        return {**inputs, "states": states}
 
     def next_logits(
         self, policy: Any, inputs: Inputs, max_new_tokens: int
@@ -237,9 +234,6 @@ class TransformerCaptioner(Captioner):
             return output.logits.flatten(0, 1)
 
         return next_logits
-
-    def vocabulary(self) -> dict[str, int]:
-        return self.tokenizer.get_vocab()
 
     def token_logits(
         self,
@@ -293,7 +287,7 @@ def read_config(file: Path) -> CaptionTransformerConfig:
     """
     values = read_object(file)
     if missing := [name for name in NAMES if name not in values]:
-        raise ValueError(f"it has no {', '.join(missing)}")
+        raise ValueError(f"{file} has no {', '.join(missing)}")
     return CaptionTransformerConfig(**{name: values[name] for name in NAMES})
 
 

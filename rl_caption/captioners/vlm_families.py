@@ -23,8 +23,7 @@ from rl_caption.captioners.hf_families import (
     first_token,
     plain_tokens,
 )
-from rl_caption.captioners.packed import CACHE
-from rl_caption.captioners.state import State
+from rl_caption.captioners.packed import CACHE, State
 
 if TYPE_CHECKING:
     from rl_caption.captioners.policy import Policy
@@ -189,11 +188,11 @@ class PlainPrompt(VisionLanguageFamily):
         self, processor: Any, messages: Messages, images: Sequence[Image.Image]
     ) -> Inputs:
         (image,) = images
-        text = text_of(messages, self.name)
+        text = text_of(messages)
         return dict(processor(text=[text], images=image, return_tensors="pt"))
 
     def before(self, processor: Any, prompt: Prompt) -> tuple[str, str]:
-        text = text_of(as_messages(prompt, None), self.name)
+        text = text_of(as_messages(prompt, None))
         return text, " " if text else ""
 
 
@@ -210,7 +209,7 @@ class PaliGemma(PlainPrompt):
         self, processor: Any, messages: Messages, images: Sequence[Image.Image]
     ) -> Inputs:
         """Of the prompt alone, so that ``token_type_ids`` are those of a prefix."""
-        text = "<image>" * len(images) + text_of(messages, self.name)
+        text = "<image>" * len(images) + text_of(messages)
         made = processor(text=[text], images=[list(images)], return_tensors="pt")
         return {name: value for name, value in made.items() if name != "labels"}
 
@@ -342,11 +341,11 @@ def with_images(messages: Messages, images: Sequence[Image.Image | str]) -> Mess
     return conversation
 
 
-def text_of(messages: Messages, name: str) -> str:
+def text_of(messages: Messages) -> str:
     """The text of a conversation of one message, for a model without a chat template."""
     if len(messages) > 1:
         raise CaptionerError(
-            f"model.prompt has {len(messages)} messages: a {name!r} takes one plain text"
+            f"model.prompt has {len(messages)} messages: this model takes one plain text"
         )
     items = with_images(messages, [])[0]["content"]
     return " ".join(item["text"] for item in items)

@@ -171,11 +171,13 @@ def share_mode(run: Run, captioner: Any) -> dict[str, Any]:
     """Let every process compute captions as the first one does, or as the checkpoint's run did; a
     note for the checkpoint. Only vision-language models have modes.
     """
-    if not hasattr(captioner, "mode"):
+    mode = getattr(captioner.policy, "mode", None)
+    if mode is None:
         return {}
     saved = {} if run.checkpoint is None else read_state(run.checkpoint).notes
-    (captioner.mode,) = broadcast_object_list([saved.get(MODE, captioner.mode)])
-    return {MODE: captioner.mode}
+    (values,) = broadcast_object_list([saved.get(MODE, list(mode))])
+    captioner.policy.mode = type(mode)(*values)
+    return {MODE: values}
 
 
 def make_validation(

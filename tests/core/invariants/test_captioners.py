@@ -13,8 +13,8 @@ from transformers.cache_utils import Cache, DynamicCache
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.modeling import Attention
-from rl_caption.captioners.packed import PreallocatedLayer, unique_prefixes
-from rl_caption.captioners.tokens import caption_mask, sample_tokens
+from rl_caption.captioners.packed import PreallocatedLayer
+from rl_caption.captioners.tokens import caption_mask, sample_tokens, unique_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner, build_vocabulary
 from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.objectives import token_logprobs

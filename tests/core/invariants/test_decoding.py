@@ -11,9 +11,8 @@ from accelerate import Accelerator
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import (
     beam_search,
+    constrain,
     logits_without_cache,
-    penalise_trigrams,
-    refuse_bad_endings,
 )
 from rl_caption.captioners.tokens import caption_mask, forbid, sample_tokens
 from rl_caption.scst.objectives import token_logprobs
@@ -242,18 +241,12 @@ def test_no_caption_that_ends_ends_badly(num_beams):
 
 def test_words_are_looked_at_and_not_their_tokens():
     logits = torch.zeros(3, 5)
-    assert (
-        refuse_bad_endings(
-            torch.empty(3, 0, dtype=torch.long), logits, lambda ids: [""] * 3, 2
-        )
-        is logits
-    )
-    found = refuse_bad_endings(
-        torch.ones(3, 2),
-        logits,
-        lambda ids: ["a dog on", "a cabin", "he is behind the"],
-        2,
-    )
+    texts = ["a dog on", "a cabin", "he is behind the"]
+    captioner = SimpleNamespace(eos_token_id=2, decode=lambda ids: texts)
+    decoding = Decoding(remove_bad_endings=True)
+    first = constrain(captioner, decoding, torch.empty(3, 0).long(), logits)
+    assert torch.equal(first, logits)
+    found = constrain(captioner, decoding, torch.ones(3, 2), logits)
     assert found.isinf().nonzero().tolist() == [[0, 2], [2, 2]]
 
 
@@ -267,16 +260,14 @@ def test_a_repeated_trigram_costs_what_self_critical_pytorch_takes():
             [4] * 8,
         ]
     )
-    found = penalise_trigrams(tokens, torch.zeros(4, 9), alpha=2.0)
+    decoding = Decoding(block_trigrams=2.0)
+    found = constrain(None, decoding, tokens, torch.zeros(4, 9))
     expected = torch.zeros(4, 9)
-    expected[0, 7], expected[1, 7], expected[1, 8], expected[3, 4] = (
-        -2 * 1.386,
-        -1.386,
-        -1.386,
-        -6 * 1.386,
-    )
+    expected[0, 7] = -2 * 1.386
+    expected[1, 7:] = -1.386
+    expected[3, 4] = -6 * 1.386
     assert torch.allclose(found, expected)
-    assert penalise_trigrams(tokens[:, :2], expected, alpha=2.0) is expected
+    assert constrain(None, decoding, tokens[:, :2], expected) is expected
 
 
 @torch.no_grad()

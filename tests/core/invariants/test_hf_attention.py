@@ -21,9 +21,8 @@ from transformers import (
 
 from rl_caption.captioners.adaptation import add_lora, checkpoint_layers
 from rl_caption.captioners.decoding import Prefixes
-from rl_caption.captioners.hf_attention import fuse_blip_attention
 from rl_caption.captioners.hf_families import FAMILIES as HF_FAMILIES
-from rl_caption.captioners.hf_families import Conventions
+from rl_caption.captioners.hf_families import Conventions, fuse_blip_attention
 from rl_caption.captioners.policy import Policy
 from tests.hf_models_for_tests import (
     ENCODER_DECODERS,
@@ -130,7 +129,8 @@ def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(
     policy = copy.deepcopy(shared)
     if how != "plain":
         pytest.importorskip("peft")
-        add_lora(policy.model, 2, 4.0, 0.0, policy.family.lora_targets)
+        lora = {"r": 2, "alpha": 4.0, "dropout": 0.0}
+        add_lora(policy.model, lora, policy.family.lora_targets)
         checkpoint_layers(policy.model)
     chosen = ids[mask].unsqueeze(-1)
     found = (
@@ -266,7 +266,7 @@ def test_the_model_alone_computes_what_it_did(family, tmp_path, pixels, ids):
         policy.model.get_submodule(policy.family.text_model),
         fresh.get_submodule(policy.family.text_model),
     )
-    states = policy.family.encode(fresh, pixels)
+    states = policy.family.encode(fresh, pixels, None)
     whole = ids[:, 0]
     found = text(input_ids=whole, encoder_hidden_states=states).logits
     assert torch.allclose(

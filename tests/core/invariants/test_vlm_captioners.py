@@ -16,8 +16,8 @@ from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import SETTINGS
 from rl_caption.captioners.loading import load_captioner
+from rl_caption.captioners.packed import PromptLayer
 from rl_caption.captioners.policy import Nested
-from rl_caption.captioners.state import PromptLayer
 from rl_caption.captioners.tokens import caption_mask, forbid
 from rl_caption.captioners.vlm_families import as_messages, with_images
 from rl_caption.data.base import DataError

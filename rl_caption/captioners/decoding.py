@@ -69,7 +69,7 @@ def constrain(
     token, as in self-critical.pytorch; words are compared, whatever tokens they are made of.
     """
     if decoding.no_repeat_ngram_size:
-        from transformers.generation.logits_process import NoRepeatNGramLogitsProcessor
+        from transformers.generation import NoRepeatNGramLogitsProcessor
 
         repeats = NoRepeatNGramLogitsProcessor(decoding.no_repeat_ngram_size)
         logits = repeats(tokens, logits)  # type: ignore[arg-type, assignment]
@@ -95,10 +95,7 @@ def draw_tokens(
     """Draw K tokens [N, K] from each of the distributions of ``logits`` [N, V] by ``noise`` [N, K];
     ``best`` [N, 1] is the arg max. Top-k and top-p truncate them in the order of Transformers.
     """
-    from transformers.generation.logits_process import (
-        TopKLogitsWarper,
-        TopPLogitsWarper,
-    )
+    from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
     if not decoding.top_k and decoding.top_p == 1:
         return sample_tokens(logits, noise, decoding.temperature, best)

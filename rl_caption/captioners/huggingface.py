@@ -181,7 +181,7 @@ class HuggingFaceCaptioner(Captioner):
                 or ``peft`` is missing.
         """
         model = self.policy.model
-        patterns = self.family.frozen if frozen is None else tuple(frozen)
+        patterns = self.family.frozen if frozen is None else frozen
         freeze(model, patterns, required=frozen is not None)
         if lora is not None:  # after freezing: adapters of a frozen part are trained
             targets = lora["target_modules"] or self.family.lora_targets

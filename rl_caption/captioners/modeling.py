@@ -286,13 +286,16 @@ class Encoder(nn.Module):
 
     def forward(
         self,
+        pixel_values: Tensor | None = None,
+        region_features: Tensor | None = None,
         region_mask: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutput:
         """``last_hidden_state`` [B, S, D] of ``pixel_values`` [B, 3, H, W] or
         ``region_features`` [B, S, F].
         """
-        states = self.dropout(self.embedding(kwargs[self.main_input_name]))
+        inputs = region_features if pixel_values is None else pixel_values
+        states = self.dropout(self.embedding(inputs))
         mask = None if region_mask is None else additive_mask(region_mask, states)
         for layer in self.layers:
             states = layer(states, mask)
@@ -396,6 +399,8 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
 
     def forward(
         self,
+        pixel_values: Tensor | None = None,
+        region_features: Tensor | None = None,
         region_mask: Tensor | None = None,
         states: Tensor | None = None,
         *,
@@ -411,8 +416,9 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         """Next-token logits.
 
         Args:
-            kwargs: ``pixel_values`` [B, 3, S, S], or ``region_features`` [B, R, F].
-            region_mask: [B, R], True for real regions.
+            pixel_values: [B, 3, S, S].
+            region_features, region_mask: in their place [B, R, F], and [B, R], True for real
+                regions.
             states, encoder_outputs: in place of both, the encoder's states [B, S, D] (from
                 ``generate`` in a tuple).
             decoder_input_ids: [N, T]: N = B·K sequences, those of an image adjacent. Padding is on
@@ -432,7 +438,7 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
         if encoder_outputs is not None:
             states = encoder_outputs[0]
         if states is None:
-            states = self.encoder(region_mask, **kwargs)[0]
+            states = self.encoder(pixel_values, region_features, region_mask)[0]
         cache = kwargs.get("past_key_values", cache)
         if cache is None and use_cache:
             cache = EncoderDecoderCache(DynamicCache(), DynamicCache())

@@ -82,7 +82,7 @@ class Verdict:
 VERDICT = TypeAdapter(Verdict)
 
 
-def check(captioner: HuggingFaceCaptioner) -> Verdict:
+def check(captioner: HuggingFaceCaptioner) -> None:
     """Compare the captioner's ways with Transformers' ``generate``; its policy gets the mode.
 
     Raises:
@@ -113,7 +113,6 @@ def check(captioner: HuggingFaceCaptioner) -> Verdict:
         if verdict.unused:
             first, count = verdict.unused[0], len(verdict.unused)
             logger.info("no caption depends on %s (%d): frozen", first, count)
-    return verdict
 
 
 class _Check:

@@ -134,11 +134,13 @@ class TransformerCaptioner(Captioner):
         folder = Path(path)
         with reading(folder):
             check_folder(folder)
-            config = read_config(folder / "config.json")
+            values = read_object(folder / "config.json")
+            if missing := [name for name in NAMES if name not in values]:
+                raise ValueError(f"config.json has no {', '.join(missing)}")
+            config = CaptionTransformerConfig(**{name: values[name] for name in NAMES})
             file = folder / "model.safetensors"
-            weights = {
-                name: value.float() for name, value in read_weights(file).items()
-            }
+            read = read_weights(file)
+            weights = {name: value.float() for name, value in read.items()}
             with torch.device("meta"):  # the weights come from the file
                 policy = CaptionTransformer(config)
             expected = policy.state_dict()
@@ -241,35 +243,26 @@ class TransformerCaptioner(Captioner):
         inputs: Inputs,
         token_ids: Tensor,
         mask: Tensor | None = None,
+        node: Tensor | None = None,
     ) -> Tensor:
-        logits = self._forward(model, inputs, token_ids, mask, None)
-        return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
-
-    def prefix_logits(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        token_ids: Tensor,
-        mask: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        first, node = unique_prefixes(token_ids, mask)
-        return self._forward(model, inputs, token_ids, first, node), node[mask]
-
-    def _forward(
-        self,
-        model: nn.Module,
-        inputs: Inputs,
-        token_ids: Tensor,
-        mask: Tensor | None,
-        node: Tensor | None,
-    ) -> Tensor:
+        """See ``Captioner``. ``mask`` and ``node`` are of ``unique_prefixes``; without ``node``,
+        ``mask`` is True for the first tokens of each caption.
+        """
         flat = token_ids.flatten(0, 1)
         start = torch.full_like(flat[:, :1], self.bos_token_id)
         before = torch.cat([start, flat[:, :-1]], dim=1)
         output = model(
             **inputs, decoder_input_ids=before, token_mask=mask, token_node=node
         )
-        return forbid(output.logits, self.forbidden)
+        logits = forbid(output.logits, self.forbidden)
+        return logits if mask is not None else logits.unflatten(0, token_ids.shape[:2])
+
+    def prefix_logits(
+        self, model: nn.Module, inputs: Inputs, token_ids: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        first, node = unique_prefixes(token_ids, mask)
+        logits = self.token_logits(model, inputs, token_ids, first, node)
+        return logits, node[mask]
 
     def decode(self, token_ids: Tensor) -> list[str]:
         """See ``Captioner.decode``."""
@@ -279,16 +272,6 @@ class TransformerCaptioner(Captioner):
             join(filter(None, map(self.words.__getitem__, ids)))
             for ids in token_ids.tolist()
         ]
-
-
-def read_config(file: Path) -> CaptionTransformerConfig:
-    """The ``config.json`` of a saved captioner. Raises ``ValueError`` if it is incomplete or
-    another model's.
-    """
-    values = read_object(file)
-    if missing := [name for name in NAMES if name not in values]:
-        raise ValueError(f"{file} has no {', '.join(missing)}")
-    return CaptionTransformerConfig(**{name: values[name] for name in NAMES})
 
 
 def _read_tokenizer(

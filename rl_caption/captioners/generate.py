@@ -1,6 +1,7 @@
 """Transformers' own ``generate``, whose tokens are chosen here."""
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,29 +16,18 @@ from rl_caption.captioners.tokens import forbid
 
 
 @torch.no_grad()
-def generate(
-    model: Any,
-    row: Inputs,
-    captions: int,
-    max_new_tokens: int,
-    eos: int | None = None,
-    pad: int = 0,
-    **how: Any,
-) -> Any:
+def generate(model: Any, row: Inputs, options: Mapping[str, Any], **how: Any) -> Any:
     """Output of ``generate`` for some captions of one image; ``how`` leaves one token at each step.
 
-    Nothing is taken from the model's generation settings, and no random number from torch's
+    ``options`` are number and length of the captions, and special tokens. Nothing is taken from the model's generation settings, and no random number from torch's
     generators.
     """  # fmt: skip
     config = GenerationConfig(
-        max_new_tokens=max_new_tokens,
         do_sample=True,
         top_k=0,
-        num_return_sequences=captions,
-        eos_token_id=eos,
-        pad_token_id=pad,
         output_logits=True,
         return_dict_in_generate=True,
+        **options,
     )
     devices = [model.device] if model.device.type == "cuda" else []
     saved = model.generation_config
@@ -77,15 +67,14 @@ def sample(
             chosen[:drawn] = draw_tokens(logits[:drawn], numbers, decoding, best)
         return torch.full_like(scores, -torch.inf).scatter_(1, chosen, 0.0)
 
-    output = generate(
-        policy.model,
-        row,
-        decoding.captions_per_image,
-        decoding.max_new_tokens,
-        captioner.eos_token_id,
-        captioner.pad_token_id,
-        logits_processor=LogitsProcessorList([choose]),
-    )
+    options = {
+        "num_return_sequences": decoding.captions_per_image,
+        "max_new_tokens": decoding.max_new_tokens,
+        "eos_token_id": captioner.eos_token_id,
+        "pad_token_id": captioner.pad_token_id,
+    }
+    chosen_here = LogitsProcessorList([choose])
+    output = generate(policy.model, row, options, logits_processor=chosen_here)
     length = len(output.logits)
     assert next(steps) == length, "its generate takes no logits_processor"
     captions: Tensor = output.sequences[None, :, -length:]

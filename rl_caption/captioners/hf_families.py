@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -177,7 +176,7 @@ class Family(ABC):
         """
 
     def begin(
-        self, policy: Policy, arguments: Inputs, new_layer: Callable[[], Any]
+        self, policy: Policy, arguments: Inputs, new_layer: Any
     ) -> tuple[Tensor, State]:
         """Logits [B, V] after BOS and prompt, whose keys and values go into layers ``new_layer``."""
         states = arguments["states"]
@@ -363,7 +362,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def check_architectures(
-    name: str | Path, model_type: str, architectures: Sequence[str] | None
+    name: Any, model_type: str, architectures: Sequence[str] | None
 ) -> None:
     """Refuse a checkpoint whose ``config.json`` says that it is for another task, such as answering
     questions.

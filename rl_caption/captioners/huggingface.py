@@ -58,7 +58,7 @@ from rl_caption.data.base import DataError, Row, load_image, pixel_key
 from rl_caption.data.files import write_json
 
 SETTINGS = "rl_caption.json"
-"""File with family and prompt in the folder of an exported model."""
+"""File with the prompt in the folder of an exported model."""
 NEVER_READ = ("encoder.pooler.", "git.img_temporal_embedding.")
 """Weights that may be missing: no caption depends on them."""
 ADAPTERS_FOLDER = "adapters"
@@ -75,13 +75,13 @@ class HuggingFaceCaptioner(Captioner):
     def __init__(
         self,
         policy: Policy,
-        processors: Sequence[Any],
+        processors: list[Any],
         tokenizer: Any,
         prompt: Prompt = "",
         name: str = "",
     ) -> None:
         self.policy = policy
-        self.processors = list(processors)
+        self.processors = processors
         self.processor = self.processors[0]
         """Of a model that answers a prompt; of others perhaps only that of images."""
         self.tokenizer = tokenizer
@@ -215,8 +215,7 @@ class HuggingFaceCaptioner(Captioner):
             )
         for processor in self.processors:
             processor.save_pretrained(path)
-        settings = {"family": self.family.name, "prompt": self.prompt}
-        write_json(Path(path) / SETTINGS, settings)
+        write_json(Path(path) / SETTINGS, {"prompt": self.prompt})
 
     def preprocess(self, rows: Sequence[Row]) -> Inputs:
         """``pixel_values`` [B, 3, H, W]; of a model that answers, what its processor makes of each

@@ -151,7 +151,7 @@ class ChannelNorm(nn.LayerNorm):
 
 def _conv_stem(d_model: int, patch_size: int) -> nn.Sequential:
     stages = patch_size.bit_length() - 1
-    if 2**stages != patch_size or stages < 1:
+    if 2**stages != patch_size:
         raise ValueError(
             f"patch_size {patch_size} is not a power of two, which the conv stem needs"
         )

@@ -181,14 +181,15 @@ class State:
 
     def select(self, prefixes: Prefixes) -> None:
         """Reorder the rows to the parents of the next prefixes; let go of images without a row."""
-        if prefixes.parent is None:
+        parent = prefixes.parent
+        if parent is None:
             return
         if self.images is None:
-            self.cache.batch_select_indices(prefixes.parent)
-            self.mask = self.mask[prefixes.parent]
-            self.position = self.position[prefixes.parent]
+            self.cache.batch_select_indices(parent)
+            self.mask = self.mask[parent]
+            self.position = self.position[parent]
             return
-        self.cache.self_attention_cache.batch_select_indices(prefixes.parent)
+        self.cache.self_attention_cache.batch_select_indices(parent)
         image = torch.searchsorted(self.images, prefixes.image)
         left = image.unique()
         # Seldom, as the keys and values of images are large.

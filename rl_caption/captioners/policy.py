@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,7 @@ class Mode(NamedTuple):
         padded: whether images of a batch may be padded to one size.
     """
 
-    prefix: Literal["batch", "rows", "none"] = "batch"
+    prefix: str = "batch"
     features: bool = True
     padded: bool = True
 
@@ -76,7 +76,7 @@ class Nested:
     def requires_grad(self) -> bool:
         """Whether one of the tensors does."""
         leaves = tree_leaves(self.value)
-        return any(leaf.requires_grad for leaf in leaves if isinstance(leaf, Tensor))
+        return any(getattr(leaf, "requires_grad", False) for leaf in leaves)
 
     def __getitem__(self, rows: Tensor) -> Nested:
         if not isinstance(self.value, list):  # visual tokens of a batch
@@ -209,9 +209,8 @@ class Policy(nn.Module):
             prompt = self.encoder_prompt.expand(len(pixels), -1)
             return {"states": self.family.encode(self.model, pixels, prompt)}
         images = inputs[IMAGES]
-        features: Any
         if not each and images.keys is None and self.joins(inputs):
-            features = self.read_images(self.arguments(inputs))
+            features: Any = self.read_images(self.arguments(inputs))
         else:
             keys = images.keys or [None] * len(images.value)
             rows = [self.arguments(row) for _, row in by_rows(inputs)]
@@ -227,17 +226,14 @@ class Policy(nn.Module):
         if name is None or not self.keeps_tokens():
             return self.read_images(row)
         device = row["input_ids"].device
-        precision = None
-        if torch.is_autocast_enabled(device.type):
-            precision = torch.get_autocast_dtype(device.type)
+        cast = torch.is_autocast_enabled(device.type)
+        precision = cast and torch.get_autocast_dtype(device.type)
         version = sum(parameter._version for parameter in self._visual_parameters())
         key = (name, precision, version)
         if key not in self.kept:
             with torch.no_grad(), dropout_off(self.model):  # of what is kept
                 tokens = self.read_images(row)
-            size = sum(
-                leaf.nbytes for leaf in tree_leaves(tokens) if isinstance(leaf, Tensor)
-            )
+            size = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(tokens))
             if size > self.kept.room:
                 return tokens
             self.kept.room -= size

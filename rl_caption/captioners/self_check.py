@@ -23,7 +23,7 @@ import torch
 import transformers
 from PIL import Image
 from pydantic import TypeAdapter
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from rewards.base import naming
@@ -32,7 +32,7 @@ from rewards.files import atomic_write
 from rl_caption.captioners.base import CaptionerError, Inputs
 from rl_caption.captioners.decoding import Prefixes
 from rl_caption.captioners.generate import generate
-from rl_caption.captioners.policy import IMAGES, Mode, by_rows
+from rl_caption.captioners.policy import IMAGES, Mode, Policy, by_rows
 from rl_caption.runtime.engines import dropout_off
 
 if TYPE_CHECKING:
@@ -111,8 +111,7 @@ def check(captioner: HuggingFaceCaptioner) -> None:
             verdict.difference,
         )
         if verdict.unused:
-            first, count = verdict.unused[0], len(verdict.unused)
-            logger.info("no caption depends on %s (%d): frozen", first, count)
+            logger.info("frozen, as no caption depends on them: %s", verdict.unused)
 
 
 class _Check:
@@ -179,7 +178,7 @@ class _Check:
         )
         kinds = (True, False) if self.policy.image_inputs else (False,)
         for prefix, features in itertools.product(("batch", "rows", "none"), kinds):
-            yield Mode(prefix, features, padded)  # type: ignore[arg-type]
+            yield Mode(prefix, features, padded)
 
     def _difference(self, *logits: Tensor) -> float:
         """Largest difference of log-probabilities."""
@@ -200,7 +199,12 @@ class _Check:
             return [captions[number][step]]
 
         how["prefix_allowed_tokens_fn"] = allowed
-        output = generate(self.policy.model, row, len(captions), TOKENS, **how)
+        options = {
+            "num_return_sequences": len(captions),
+            "max_new_tokens": TOKENS,
+            "pad_token_id": 0,
+        }
+        output = generate(self.policy.model, row, options, **how)
         assert output.sequences[:, -TOKENS:].tolist() == list(captions), (
             "they are not forced"
         )
@@ -263,18 +267,18 @@ def check_rows(prompted: bool) -> list[Row]:
     return rows
 
 
-def _device(policy: nn.Module) -> torch.device:
+def _device(policy: Policy) -> torch.device:
     """The GPU of this process where the policy has room on it, else where it is."""
-    home = next(policy.parameters()).device
+    home = policy.start.device
     if home.type == "cpu" and torch.cuda.is_available():
-        size = sum(parameter.nbytes for parameter in policy.parameters())
-        if 2 * size < torch.cuda.mem_get_info()[0]:
+        needed = 2 * policy.model.get_memory_footprint()
+        if needed < torch.cuda.mem_get_info()[0]:
             return torch.device("cuda")
     return home
 
 
 @contextmanager
-def _prepared(policy: nn.Module, device: torch.device) -> Iterator[None]:
+def _prepared(policy: Policy, device: torch.device) -> Iterator[None]:
     """Within, the policy is on ``device``, products in float32 are not rounded to TF32, windows are
     short, adapters do something, and every weight asks for a gradient.
     """
@@ -286,7 +290,7 @@ def _prepared(policy: nn.Module, device: torch.device) -> Iterator[None]:
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
 
-        stack.callback(policy.to, next(policy.parameters()).device)
+        stack.callback(policy.to, policy.start.device)
         policy.to(device)
         for product in (backends.cudnn.conv, backends.cuda.matmul):
             change(product, "fp32_precision", "ieee")

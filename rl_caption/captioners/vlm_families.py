@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
@@ -143,11 +143,11 @@ class VisionLanguageFamily:
         return positions
 
     def begin(
-        self, policy: Policy, arguments: Inputs, new_layer: Callable[[], Any]
+        self, policy: Policy, arguments: Inputs, new_layer: Any
     ) -> tuple[Tensor, State]:
         """Logits [B, V] after the prompts, whose keys and values go into layers ``new_layer``."""
         positions = self.positions(policy.model, arguments)
-        cache = Cache(layer_class_to_replicate=new_layer)  # type: ignore[arg-type]
+        cache = Cache(layer_class_to_replicate=new_layer)
         arguments = {**self.wanted, **arguments, "position_ids": positions}
         output = policy.model(**arguments, use_cache=True, **{CACHE: cache})
         mask = arguments["attention_mask"].bool()

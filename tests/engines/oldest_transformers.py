@@ -7,13 +7,10 @@
 import json
 import pkgutil
 
-import transformers
-
 import rewards
 from rewards.mixed import MixedReward
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
-from tests.core.unit.test_transformers_names import NAMES
 from tests.engines.report import FOLDER, cases, scored
 
 OTHERS = {"torchmetrics"}
@@ -22,8 +19,6 @@ OTHERS = {"torchmetrics"}
 
 def main() -> None:
     """Import everything, then score each case by the reward of ``mix.yaml``."""
-    for name in NAMES:
-        getattr(transformers, name)
     for module in pkgutil.walk_packages(rewards.__path__, "rewards."):
         try:
             __import__(module.name)

@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from PIL import Image
 
 from rl_caption.captioners.config import Decoding
-from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, SETTINGS
-from rl_caption.captioners.loading import load_captioner, weights_hash
+from rl_caption.captioners.huggingface import SETTINGS
+from rl_caption.captioners.loading import load_captioner
 from rl_caption.cli.main import main
-from rl_caption.lab.config import ShareConfig
-from rl_caption.lab.share import share
-from rl_caption.programs.report.read import ReportError
 from tests.captioners_for_tests import REFERENCES
 from tests.hf_models_for_tests import save_model
 from tests.training_for_tests import (
@@ -157,15 +153,6 @@ def test_from_cross_entropy_to_self_critical_training_to_evaluation(
     assert not any(name.startswith(tower) for name in changed)
     learned = evaluate(xe / "export/best", data[kind], tmp_path / "evaluation", 12)
     assert learned == validated(xe)
-    sharing = ShareConfig(
-        path=str(xe),
-        out=str(tmp_path / "shared"),
-        evaluation=str(tmp_path / "evaluation"),
-    )
-    assert "Split `val`" in (Path(share(sharing)) / "README.md").read_text()
-    with pytest.raises(ReportError, match="not of the weights"):
-        share(sharing.replace(path=str(start), out=str(tmp_path / "shared_start")))
-
     options = {
         "data": data[kind],
         "train.max_steps": 2,
@@ -178,15 +165,6 @@ def test_from_cross_entropy_to_self_critical_training_to_evaluation(
     assert steps(scst, "reward/total") == [1, 2]
     # It starts from the captioner and prompt that were exported.
     assert captions(scst / "eval/step-00000000") == learned
-    if kind == "videos":
-        captioner = load_captioner(xe / "export/best")
-        row: Any = {"image_id": "0", "references": []}
-        frames = [Image.new("RGB", (32, 32))] * 2
-        two, one = (
-            captioner.preprocess([row | {"image": image}])["input_ids"]
-            for image in (frames, frames[:1])
-        )
-        assert two.shape[1] > one.shape[1], "each frame has tokens of its own"
 
 
 @pytest.mark.parametrize(("family", "fewest"), [("blip2", False), ("qwen2_5_vl", True)])
@@ -195,7 +173,7 @@ def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(
 ):
     pytest.importorskip("peft")
     start, whole = save_model(family, tmp_path / "start"), tmp_path / "whole"
-    lora = {"r": 4, "alpha": 16.0, "dropout": 0.1, "export_adapters": True}
+    lora = {"r": 4, "alpha": 16.0, "dropout": 0.1}
     model = {
         "name": "huggingface",
         "init": str(start),
@@ -227,9 +205,6 @@ def test_adapters_are_resumed_bit_for_bit_and_exported_into_one_plain_model(
     }
     assert changed
     assert all(".q_proj." in name or ".v_proj." in name for name in changed)
-    adapters = weights(best / ADAPTERS_FOLDER)
-    alone = {name.removeprefix("base_model.model.") for name in adapters}
-    assert alone >= {name.replace(".default.", ".") for name in changed}
 
 
 def test_a_whole_vision_language_model_is_resumed_bit_for_bit(data, tmp_path):
@@ -314,10 +289,8 @@ def test_prompts_of_rows_and_messages_are_asked_in_training_and_evaluation(
                 "prompt": [MESSAGES[0], MESSAGES[1] | {"content": content}],
             }
             inputs = captioner.preprocess([row])
-            with torch.no_grad():
-                ids = captioner.generate(
-                    captioner.policy, inputs, Decoding(max_new_tokens=12)
-                )
+            decoding = Decoding(max_new_tokens=12)
+            ids = captioner.generate(captioner.policy, inputs, decoding)
             assert captioner.decode(ids[:, 0]) == [found[record["image"]]]
 
     best = scst / "export/best"
@@ -327,8 +300,3 @@ def test_prompts_of_rows_and_messages_are_asked_in_training_and_evaluation(
     assert path == str(photos / "9.png")
     alone = evaluate(best, asked, tmp_path / "scst-evaluation", 24)
     assert caption == alone["9.png"], "a row without a prompt of its own"
-    settings = read_json(tmp_path / "scst-evaluation/settings.json")
-    assert settings["weights"] == weights_hash(best)
-    assert main(["report", str(scst)]) == 0
-    page = (scst / "report.html").read_text()
-    assert all(text in page for text in found.values())

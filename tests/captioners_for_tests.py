@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from rl_caption.captioners.base import Captioner
+from rl_caption.captioners.base import Captioner, Inputs
+from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.tokens import sample_tokens
 from rl_caption.captioners.transformer import TransformerCaptioner
 
@@ -63,13 +64,30 @@ def region_inputs(count: int = 3) -> dict[str, Tensor]:
     return {"region_features": torch.randn(count, 5, 6), "region_mask": mask}
 
 
+def logits_of(
+    captioner: Captioner, inputs: Inputs, ids: Tensor, mask: Tensor | None = None
+) -> Tensor:
+    """Logits of the captioner's own policy by teacher forcing."""
+    return captioner.token_logits(captioner.policy, inputs, ids, mask)
+
+
+def captions_of(
+    captioner: Captioner,
+    inputs: Inputs,
+    decoding: Decoding,
+    noise: Tensor | None = None,
+) -> Tensor:
+    """Captions that the captioner's own policy generates."""
+    return captioner.generate(captioner.policy, inputs, decoding, noise)
+
+
 @torch.no_grad()
 def sample_slowly(
     captioner: Captioner,
-    inputs: dict[str, Tensor],
+    inputs: Inputs,
     noise: Tensor,
     temperature: float,
-    next_logits: Callable[[dict[str, Tensor], list[int]], Tensor],
+    next_logits: Callable[[Inputs, list[int]], Tensor],
     ending: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Token ids and log-probabilities [B, K, L] of every caption sampled alone, token by token: the
@@ -80,31 +98,24 @@ def sample_slowly(
     1 tokens.
     """
     end = captioner.eos_token_id
-    tokens, scores = (
-        torch.full(noise.shape, captioner.pad_token_id),
-        torch.zeros(noise.shape),
-    )
+    tokens = torch.full(noise.shape, captioner.pad_token_id)
+    scores = torch.zeros(noise.shape)
     for image, sample in np.ndindex(*noise.shape[:2]):
         one = {key: value[image : image + 1] for key, value in inputs.items()}
         ids: list[int] = []
-        for position in range(noise.shape[2]):
+        numbers = noise[image, sample]
+        for position in range(len(numbers)):
             logits = next_logits(one, ids).float()
             logits[list(captioner.forbidden)] = -torch.inf
             logprobs = (logits / temperature).log_softmax(-1)
             if ending and sample == 0 and position == image:
-                noise[image, sample, position] = (
-                    logprobs[:end].exp().sum() + logprobs[end].exp() / 2
-                )
-            chosen = int(
-                sample_tokens(
-                    logits[None], noise[image, sample, position].view(1, 1), temperature
-                )
-            )
+                probabilities = logprobs.exp()
+                numbers[position] = probabilities[:end].sum() + probabilities[end] / 2
+            number = numbers[position].view(1, 1)
+            chosen = int(sample_tokens(logits[None], number, temperature))
             ids.append(chosen)
-            tokens[image, sample, position], scores[image, sample, position] = (
-                chosen,
-                logprobs[chosen],
-            )
+            tokens[image, sample, position] = chosen
+            scores[image, sample, position] = logprobs[chosen]
             if chosen == end:
                 break
     return tokens, scores

@@ -12,8 +12,7 @@ from PIL import Image
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.huggingface import SETTINGS
 from rl_caption.captioners.loading import load_captioner
-from rl_caption.cli.main import main
-from tests.captioners_for_tests import REFERENCES
+from tests.captioners_for_tests import REFERENCES, captions_of
 from tests.hf_models_for_tests import save_model
 from tests.training_for_tests import (
     Kill,
@@ -259,7 +258,7 @@ MESSAGES: list[dict[str, Any]] = [
 
 
 def test_prompts_of_rows_and_messages_are_asked_in_training_and_evaluation(
-    data, tmp_path, capsys
+    data, tmp_path
 ):
     asked, xe, scst = data["asked"], tmp_path / "xe", tmp_path / "scst"
     start = save_model("qwen2_5_vl", tmp_path / "start")
@@ -290,13 +289,5 @@ def test_prompts_of_rows_and_messages_are_asked_in_training_and_evaluation(
             }
             inputs = captioner.preprocess([row])
             decoding = Decoding(max_new_tokens=12)
-            ids = captioner.generate(captioner.policy, inputs, decoding)
+            ids = captions_of(captioner, inputs, decoding)
             assert captioner.decode(ids[:, 0]) == [found[record["image"]]]
-
-    best = scst / "export/best"
-    capsys.readouterr()
-    assert main(["caption", "--model", str(best), str(photos / "9.png")]) == 0
-    path, _, caption = capsys.readouterr().out.strip().partition("\t")
-    assert path == str(photos / "9.png")
-    alone = evaluate(best, asked, tmp_path / "scst-evaluation", 24)
-    assert caption == alone["9.png"], "a row without a prompt of its own"

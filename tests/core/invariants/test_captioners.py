@@ -12,15 +12,18 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
+from rl_caption.captioners.decoding import select_rows
 from rl_caption.captioners.modeling import Attention
 from rl_caption.captioners.packed import PreallocatedLayer
-from rl_caption.captioners.tokens import caption_mask, sample_tokens, unique_prefixes
+from rl_caption.captioners.tokens import caption_mask, unique_prefixes
 from rl_caption.captioners.transformer import TransformerCaptioner, build_vocabulary
 from rl_caption.runtime.types import CaptionBatch
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sample_captions, sampling_noise
 from tests.captioners_for_tests import (
     REFERENCES,
+    captions_of,
+    logits_of,
     region_inputs,
     sample_slowly,
     tiny_captioner,
@@ -30,123 +33,113 @@ from tests.hf_models_for_tests import FAMILIES, tiny_hf_captioner
 from tests.zoo.language_models import PROMPT
 
 
+def tiny_case(kind):
+    captioner = tiny_captioner(input_kind=kind)
+    if kind == "regions":
+        return captioner, region_inputs()
+    return captioner, captioner.preprocess(tiny_rows(3))
+
+
 @pytest.fixture(params=["pixels", "regions"])
 def case(request):
-    captioner = tiny_captioner(input_kind=request.param)
-    inputs = (
-        captioner.preprocess(tiny_rows(3))
-        if request.param == "pixels"
-        else region_inputs()
-    )
-    return captioner, inputs
+    return tiny_case(request.param)
 
 
 @pytest.fixture(scope="module", params=["pixels", "regions", *FAMILIES])
 def any_case(request, tmp_path_factory):
-    if request.param in FAMILIES:
-        captioner = tiny_hf_captioner(
-            request.param, tmp_path_factory.mktemp("model"), PROMPT
-        )
-    else:
-        captioner = tiny_captioner(input_kind=request.param)
-    return (
-        captioner,
-        region_inputs()
-        if request.param == "regions"
-        else captioner.preprocess(tiny_rows(3)),
-    )
+    if request.param not in FAMILIES:
+        return tiny_case(request.param)
+    folder = tmp_path_factory.mktemp("model")
+    captioner = tiny_hf_captioner(request.param, folder, PROMPT)
+    return captioner, captioner.preprocess(tiny_rows(3))
 
 
-def test_a_prefix_stands_for_all_captions_that_begin_with_it():
-    ids = [[[5, 6, 2, 0], [5, 2, 0, 0], [5, 6, 2, 0], [5, 6, 7, 2]], [[5, 6, 2, 0]] * 4]
-    ids.append(
-        [[5, 6, 7, 2], [8, 6, 7, 2], [5, 6, 7, 2], [5, 9, 7, 2]]
-    )  # later words alike, earlier ones not
-    ids = torch.tensor(ids)
-    first, node = unique_prefixes(ids, caption_mask(ids, 2))
-    expected = [
-        [[1, 1, 1, 0], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]],
-        [[1, 1, 1, 0]] + [[0] * 4] * 3,
-    ]
-    expected.append([[1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 1]])
-    assert torch.equal(first, torch.tensor(expected, dtype=torch.bool))
-    assert node[0].tolist() == [[0, 1, 2, 0], [0, 1, 0, 0], [0, 1, 2, 0], [0, 1, 2, 3]]
-    assert node[1].tolist() == [[4, 5, 6, 0]] * 4, "those of another image are others"
-    assert node[2].tolist() == [
-        [7, 8, 9, 10],
-        [7, 11, 12, 13],
-        [7, 8, 9, 10],
-        [7, 8, 14, 15],
-    ]
+@pytest.mark.parametrize(
+    ("ids", "first", "node"),
+    [
+        (
+            [[5, 6, 2, 0], [5, 2, 0, 0], [5, 6, 2, 0], [5, 6, 7, 2]],
+            ["1110", "0000", "0000", "0001"],
+            [[0, 1, 2, 0], [0, 1, 0, 0], [0, 1, 2, 0], [0, 1, 2, 3]],
+        ),
+        ([[5, 6, 2, 0]] * 2, ["1110", "0000"], [[0, 1, 2, 0]] * 2),
+        (  # later words alike, earlier ones not
+            [[5, 6, 7, 2], [8, 6, 7, 2], [5, 6, 7, 2], [5, 9, 7, 2]],
+            ["1111", "0111", "0000", "0011"],
+            [[0, 1, 2, 3], [0, 4, 5, 6], [0, 1, 2, 3], [0, 1, 7, 8]],
+        ),
+    ],
+)
+def test_a_prefix_stands_for_all_captions_that_begin_with_it(ids, first, node):
+    images = torch.tensor([ids, ids])
+    found_first, found_node = unique_prefixes(images, caption_mask(images, 2))
+    expected = [[mark == "1" for mark in marks] for marks in first]
+    assert found_first.tolist() == [expected, expected]
+    mask = caption_mask(images[0], 2)
+    shift = sum(
+        marks.count("1") for marks in first
+    )  # those of another image are others
+    expected = torch.tensor([node, node])
+    expected[1] = (expected[1] + shift).where(mask, 0)
+    assert torch.equal(found_node, expected)
 
 
 def test_each_rate_of_dropout_is_that_of_its_own_layers():
-    policy = tiny_captioner(
-        input_kind="regions", dropout=0.1, feature_dropout=0.5
-    ).policy
-    rates = {
-        name: module.p
-        for name, module in policy.named_modules()
-        if isinstance(module, torch.nn.Dropout)
-    }
-    assert rates.pop("encoder.embedding.dropout") == 0.5
-    assert len(rates) > 6
-    assert set(rates.values()) == {0.1}
-    assert {
-        module.dropout for module in policy.modules() if isinstance(module, Attention)
-    } == {0.1}
+    captioner = tiny_captioner(input_kind="regions", dropout=0.1, feature_dropout=0.5)
+    modules = dict(captioner.policy.named_modules())
+    assert modules.pop("encoder.embedding.dropout").p == 0.5
+    kinds = (torch.nn.Dropout, Attention)
+    layers = [layer for layer in modules.values() if isinstance(layer, kinds)]
+    assert len(layers) > 11
+    assert {getattr(layer, "p", None) or layer.dropout for layer in layers} == {0.1}
 
 
 def test_dropout_is_drawn_wherever_the_transformer_has_it():
     """Of attention, whose dropout is no module of its own, too."""
-    policy, inputs = (
-        tiny_captioner(dropout=0.5).policy,
-        tiny_captioner().preprocess(tiny_rows(1)),
-    )
+    captioner = tiny_captioner(dropout=0.5)
+    policy = captioner.policy
+    inputs = captioner.preprocess(tiny_rows(1))
+    modules = dict(policy.named_modules())
+    dropouts = {n: m for n, m in modules.items() if isinstance(m, torch.nn.Dropout)}
     drawn = Counter()
-    for name, module in policy.named_modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.register_forward_hook(lambda *_, name=name: drawn.update([name]))
+    for name, module in dropouts.items():
+        module.register_forward_hook(lambda *_, name=name: drawn.update([name]))
     ids = torch.tensor([[policy.config.bos_token_id, 5, 6]])
     policy.train()(**inputs, decoder_input_ids=ids)
-    layers = [f"encoder.layers.0.{name}" for name in ("dropout", "dropout", "ffn.2")]
-    layers += [
-        f"layers.{n}.{name}"
-        for n in (0, 1)
-        for name in ("dropout", "dropout", "dropout", "ffn.2")
-    ]
-    assert drawn == Counter([*layers, "encoder.dropout", "embedding_dropout"])
-    for module in policy.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
+    times = {
+        "encoder.dropout": 1,
+        "embedding_dropout": 1,
+        "encoder.layers.0.dropout": 2,
+    }
+    times |= {f"layers.{n}.dropout": 3 for n in (0, 1)}
+    layers = ("encoder.layers.0", "layers.0", "layers.1")
+    assert drawn == Counter({**times, **{f"{name}.ffn.2": 1 for name in layers}})
+    for module in dropouts.values():
+        module.p = 0.0
     one, other = (policy(**inputs, decoder_input_ids=ids).logits for _ in range(2))
     assert not torch.allclose(one, other, atol=1e-3)
 
 
 def test_embeddings_and_pixels_are_those_of_the_definition():
     captioner = tiny_captioner()
-    policy, width = captioner.policy, captioner.policy.config.d_model
-    tokens, embedded = torch.tensor([5, 6, 5, 7]), []
+    policy = captioner.policy
+    tokens = torch.tensor([5, 6, 5, 7])
+    embedded = []
     policy.layers[0].register_forward_pre_hook(
         lambda layer, arguments: embedded.append(arguments[0])
     )
-    inputs = captioner.preprocess(tiny_rows(1))
-    policy(**inputs, decoder_input_ids=tokens[None])
-    expected = (
-        policy.token_embedding.weight[tokens] + policy.position_embedding.weight[:4]
-    ) * width**0.5
+    policy(**captioner.preprocess(tiny_rows(1)), decoder_input_ids=tokens[None])
+    words = policy.token_embedding.weight[tokens]
+    places = policy.position_embedding.weight[:4]
+    expected = (words + places) * policy.config.d_model**0.5
     assert torch.allclose(embedded[0], expected)
     assert 0.01 < policy.encoder.embedding.position.std() < 0.03
-    photo = Image.fromarray(
-        np.random.default_rng(0).integers(0, 256, (40, 24, 3), dtype=np.uint8)
-    )
-    square = np.asarray(
-        photo.resize((16, 16), Image.Resampling.BICUBIC), dtype=np.float64
-    )
-    (found,) = tiny_captioner().preprocess(
-        [{"image_id": "a", "image": photo, "references": []}]
-    )["pixel_values"]
-    assert np.allclose(found.numpy(), square.transpose(2, 0, 1) / 127.5 - 1, atol=1e-6)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 24, 3), dtype=np.uint8)
+    photo = Image.fromarray(pixels)
+    square = np.asarray(photo.resize((16, 16), Image.Resampling.BICUBIC), np.float64)
+    row = {"image_id": "a", "image": photo, "references": []}
+    found = captioner.preprocess([row])["pixel_values"][0].numpy()
+    assert np.allclose(found, square.transpose(2, 0, 1) / 127.5 - 1, atol=1e-6)
 
 
 def gradients(policy, logprobs):
@@ -171,13 +164,10 @@ def test_padding_and_shared_prefixes_are_not_computed_and_change_nothing(case):
     hook = policy.lm_head.register_forward_hook(
         lambda module, args, out: computed.append(out.shape[:-1].numel())
     )
-    everything = gradients(
-        policy, token_logprobs(captioner.token_logits(policy, inputs, ids), ids)[mask]
-    )
-    packed = gradients(
-        policy,
-        token_logprobs(captioner.token_logits(policy, inputs, ids, mask), ids[mask]),
-    )
+    everything = logits_of(captioner, inputs, ids)
+    everything = gradients(policy, token_logprobs(everything, ids)[mask])
+    packed = logits_of(captioner, inputs, ids, mask)
+    packed = gradients(policy, token_logprobs(packed, ids[mask]))
     logits, row = captioner.prefix_logits(policy, inputs, ids, mask)
     shared = gradients(policy, token_logprobs(logits, ids[mask], 1.0, row))
     hook.remove()
@@ -209,7 +199,7 @@ def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended_and_resco
         hook = captioner.policy.lm_head.register_forward_hook(
             lambda module, args, out: rows.append(len(out.squeeze(1)))
         )
-        tokens = captioner.generate(captioner.policy, inputs, decoding, noise)
+        tokens = captions_of(captioner, inputs, decoding, noise)
         hook.remove()
         return tokens, rows
 
@@ -217,29 +207,26 @@ def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended_and_resco
     mask = caption_mask(tokens, captioner.eos_token_id)
     going_on = [3]
     for length in range(1, tokens.shape[-1]):
-        of = [
-            (image, tuple(ids))
-            for image in range(3)
-            for ids in tokens[image, mask[image, :, length], :length].tolist()
-        ]
-        going_on.append(len(set(of)))
+        prefixes = set()
+        for image in range(3):
+            open_ones = tokens[image, mask[image, :, length], :length]
+            prefixes |= {(image, *ids) for ids in open_ones.tolist()}
+        going_on.append(len(prefixes))
     assert rows == going_on
     assert rows[1] < 21, "some captions begin alike"
     assert rows[-1] < max(rows), "and some end before others"
 
     def next_logits(one, ids):
-        return captioner.policy(
-            **one, decoder_input_ids=torch.tensor([[captioner.bos_token_id, *ids]])
-        ).logits[0, -1]
+        ids = torch.tensor([[captioner.bos_token_id, *ids]])
+        return captioner.policy(**one, decoder_input_ids=ids).logits[0, -1]
 
     expected, scores = sample_slowly(captioner, inputs, noise, temperature, next_logits)
     samples, mask = tokens[:, :6], mask[:, :6]
-    assert torch.equal(samples, expected[..., : tokens.shape[-1]])
-    logits = captioner.token_logits(captioner.policy, inputs, samples)
-    rescored = token_logprobs(logits, samples, temperature)
-    assert torch.allclose(
-        rescored[mask], scores[..., : tokens.shape[-1]][mask], atol=2e-5
-    )
+    length = tokens.shape[-1]
+    assert torch.equal(samples, expected[..., :length])
+    logits = logits_of(captioner, inputs, samples)
+    rescored = token_logprobs(logits, samples, temperature)[mask]
+    assert torch.allclose(rescored, scores[..., :length][mask], atol=2e-5)
     fewer_moves, more_rows = decode(1 / 2)
     assert torch.equal(fewer_moves, tokens)
     assert sum(more_rows) > sum(rows)
@@ -248,36 +235,27 @@ def test_a_row_is_decoded_for_each_different_prefix_that_has_not_ended_and_resco
 def test_with_dropout_equal_beginnings_are_decoded_apart():
     captioner = tiny_captioner(dropout=0.5)
     inputs = captioner.preprocess(tiny_rows(3))
-    decoding = Decoding(
-        num_samples=40, with_greedy=False, temperature=1e-4, max_new_tokens=8
-    )
+    decoding = Decoding(num_samples=40, temperature=1e-4, max_new_tokens=8)
     noise = sampling_noise(0, 0, ["a", "b", "c"], 40, 8)
+    still = captions_of(captioner, inputs, decoding, noise)
     captioner.policy.train()
-    noisy = captioner.generate(captioner.policy, inputs, decoding, noise)
-    captioner.policy.eval()
-    still = captioner.generate(captioner.policy, inputs, decoding, noise)
-    different = [
-        [len(image.unique(dim=0)) for image in tokens] for tokens in (noisy, still)
-    ]
-    assert different[1] == [1, 1, 1]
-    assert min(different[0]) > 5
+    noisy = captions_of(captioner, inputs, decoding, noise)
+    assert [len(image.unique(dim=0)) for image in still] == [1, 1, 1]
+    assert min(len(image.unique(dim=0)) for image in noisy) > 5
 
 
 def test_a_cache_with_room_holds_what_transformers_own_holds():
+    """Keys and values may differ in width, and more tokens come than there is room for."""
     torch.manual_seed(0)
-    roomy, plain = (
-        Cache(layer_class_to_replicate=partial(PreallocatedLayer, 3)),
-        DynamicCache(),
-    )  # room for fewer tokens than come
+    roomy = Cache(layer_class_to_replicate=partial(PreallocatedLayer, 3))
+    plain = DynamicCache()
+    rows = 4
     for tokens, chosen in ((2, None), (1, [0, 2, 3]), (1, None), (2, [1, 1, 0])):
-        keys, values = torch.randn(
-            2, 4 if roomy.get_seq_length() < 3 else 3, 2, tokens, 5
-        )
-        for one, other in zip(
-            roomy.update(keys, values, 0), plain.update(keys, values, 0), strict=True
-        ):
-            assert torch.equal(one, other)
+        added = [torch.randn(rows, 2, tokens, width) for width in (5, 3)]
+        found, expected = (cache.update(*added, 0) for cache in (roomy, plain))
+        assert all(map(torch.equal, found, expected))
         if chosen is not None:
+            rows = len(chosen)
             for cache in (roomy, plain):
                 cache.batch_select_indices(torch.tensor(chosen))
 
@@ -288,97 +266,60 @@ def test_greedy_is_the_arg_max_of_teacher_forcing_and_beams_find_captions_at_lea
 ):
     captioner, inputs = any_case
     noise = sampling_noise(1, 0, ["a", "b", "c"], 2, 6)
-    greedy = captioner.generate(
-        captioner.policy,
-        inputs,
-        Decoding(num_samples=2, with_greedy=True, max_new_tokens=6),
-        noise,
-    )[:, 2:]
-    decoding = Decoding(num_beams=8, max_new_tokens=6, length_penalty=0.0)
-    beam = captioner.generate(captioner.policy, inputs, decoding, None)
+    sampling = Decoding(num_samples=2, with_greedy=True, max_new_tokens=6)
+    beams = Decoding(num_beams=8, max_new_tokens=6, length_penalty=0.0)
+    greedy = captions_of(captioner, inputs, sampling, noise)[:, 2:]
     totals = []
-    for ids in (greedy, beam):
-        logits, mask = (
-            captioner.token_logits(captioner.policy, inputs, ids),
-            caption_mask(ids, captioner.eos_token_id),
-        )
+    for ids in (greedy, captions_of(captioner, inputs, beams)):
+        logits = logits_of(captioner, inputs, ids)
+        mask = caption_mask(ids, captioner.eos_token_id)
         totals.append((token_logprobs(logits, ids) * mask).sum(-1))
         if ids is greedy:
             assert torch.equal(logits.argmax(-1)[mask], ids[mask])
     assert (totals[1] >= totals[0] - 1e-4).all()
-    alike = captioner.token_logits(
-        captioner.policy, inputs, torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1)
-    )
+    alike = logits_of(captioner, inputs, torch.tensor([[[5, 6, 7]]] * 3))
     assert (alike[0] - alike[1]).abs().max() > 1e-3, "the image matters"
 
 
 def test_samples_of_an_image_do_not_depend_on_the_batch_around_it(any_case):
     captioner, inputs = any_case
-    rows, decoding = (
-        tiny_rows(3),
-        Decoding(num_samples=4, with_greedy=True, max_new_tokens=6),
-    )
+    rows = tiny_rows(3)
+    decoding = Decoding(num_samples=4, with_greedy=True, max_new_tokens=6)
 
-    def texts(chosen):
-        of_batch = torch.arange(3)[chosen]
-        batch = CaptionBatch(
-            rows[chosen], {name: tensor[of_batch] for name, tensor in inputs.items()}
-        )
+    def texts(*chosen):
+        some = select_rows(inputs, torch.tensor(chosen))
+        batch = CaptionBatch([rows[image] for image in chosen], some)
         rollout = sample_captions(
             captioner, captioner.policy, batch, decoding, seed=7, step=3
         )
         return dict(zip(batch.image_ids, rollout.texts, strict=True))
 
-    whole = texts(slice(None))
-    assert whole == {**texts(slice(1, None)), **texts(slice(1))}
+    whole = texts(0, 1, 2)
+    assert whole == {**texts(1, 2), **texts(0)}
     assert len({tuple(samples) for samples in whole.values()}) > 1
-
-
-@torch.no_grad()
-def test_sampling_follows_the_full_distribution():
-    """Chi-squared of 50,000 draws against the softmax, over all tokens."""
-    torch.manual_seed(0)
-    logits = torch.randn(1, 30)
-    noise = sampling_noise(3, 0, ["x"], 50_000, 1).squeeze(-1)
-    counts = torch.bincount(sample_tokens(logits, noise, 1.3)[0], minlength=30)
-    expected = (logits[0] / 1.3).softmax(-1) * 50_000
-    statistic = float(((counts - expected) ** 2 / expected).sum())
-    assert statistic < 58.3, "99.9 % quantile of chi-squared with 29 degrees of freedom"
 
 
 def test_noise_differs_by_seed_step_image_and_sample():
     noise = sampling_noise(0, 0, ["a", "b"], 2, 5)
     assert noise.dtype == torch.float32
     assert ((noise >= 0) & (noise < 1)).all()
-    assert not torch.equal(noise[0], noise[1])
-    assert not torch.equal(noise[0, 0], noise[0, 1])
-    assert not torch.equal(noise, sampling_noise(1, 0, ["a", "b"], 2, 5))
-    assert not torch.equal(noise, sampling_noise(0, 1, ["a", "b"], 2, 5))
+    others = [sampling_noise(*key, ["a", "b"], 2, 5) for key in ((1, 0), (0, 1))]
+    rows = [row for one in (noise, *others) for row in one.flatten(0, 1).tolist()]
+    assert len({tuple(row) for row in rows}) == 12
     assert torch.equal(noise.flip(0), sampling_noise(0, 0, ["b", "a"], 2, 5))
 
 
 @torch.no_grad()
 def test_padded_regions_change_nothing():
-    captioner, inputs = tiny_captioner(input_kind="regions"), region_inputs()
-    ids = torch.tensor([[[5, 6, 7]]]).repeat(3, 1, 1)
-    noisy = dict(
-        inputs,
-        region_features=inputs["region_features"]
-        + 100 * ~inputs["region_mask"].unsqueeze(-1),
-    )
-    plain = captioner.token_logits(captioner.policy, inputs, ids)
-    assert torch.allclose(
-        plain, captioner.token_logits(captioner.policy, noisy, ids), atol=1e-5
-    )
-    assert not torch.allclose(
-        plain,
-        captioner.token_logits(
-            captioner.policy,
-            {**noisy, "region_mask": torch.ones_like(inputs["region_mask"])},
-            ids,
-        ),
-        atol=1e-3,
-    )
+    captioner, inputs = tiny_case("regions")
+    ids = torch.tensor([[[5, 6, 7]]] * 3)
+    mask = inputs["region_mask"]
+    features = inputs["region_features"] + 100 * ~mask.unsqueeze(-1)
+    noisy = {"region_features": features, "region_mask": mask}
+    plain = logits_of(captioner, inputs, ids)
+    assert torch.allclose(plain, logits_of(captioner, noisy, ids), atol=1e-5)
+    noisy["region_mask"] = torch.ones_like(mask)
+    assert not torch.allclose(plain, logits_of(captioner, noisy, ids), atol=1e-3)
 
 
 @torch.no_grad()
@@ -387,16 +328,9 @@ def test_save_and_load_keep_every_bit(case, tmp_path):
     captioner.save_pretrained(captioner.policy, tmp_path)
     loaded = TransformerCaptioner.from_pretrained(tmp_path)
     loaded.policy.eval()
-    assert {p.name for p in tmp_path.iterdir()} == {
-        "config.json",
-        "generation_config.json",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
-    ids = torch.tensor([[[5, 6, 7], [8, 2, 0]]]).repeat(3, 1, 1)
-    before = captioner.token_logits(captioner.policy, inputs, ids)
-    assert torch.equal(before, loaded.token_logits(loaded.policy, inputs, ids))
+    ids = torch.tensor([[[5, 6, 7], [8, 2, 0]]] * 3)
+    before = logits_of(captioner, inputs, ids)
+    assert torch.equal(before, logits_of(loaded, inputs, ids))
     assert loaded.encode(["A red dog!"], 9) == captioner.encode(["A red dog!"], 9)
 
 
@@ -408,11 +342,9 @@ def test_words_survive_encoding_and_decoding_which_joins_them_as_the_tokenizer_d
     (cut,) = captioner.encode([REFERENCES[0][0]], 4)
     assert len(cut) == 4
     assert captioner.eos_token_id not in cut
-    ids = torch.randint(
-        0, len(captioner.tokenizer), (50, 9), generator=torch.Generator().manual_seed(0)
-    )
+    ids = torch.arange(len(captioner.tokenizer)).unsqueeze(0)
     expected = captioner.tokenizer.batch_decode(
-        ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False
+        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
     assert captioner.decode(ids) == expected
 
@@ -420,13 +352,8 @@ def test_words_survive_encoding_and_decoding_which_joins_them_as_the_tokenizer_d
 def test_names_of_special_tokens_in_references_are_no_further_words():
     tokenizer = build_vocabulary([["a <unk> dog <eos>", "a <pad> cat"]], min_count=1)
     assert sorted(tokenizer.get_vocab().values()) == list(range(7))
-    assert tokenizer.convert_ids_to_tokens([0, 1, 2, 3, 4]) == [
-        "<pad>",
-        "<bos>",
-        "<eos>",
-        "<unk>",
-        "a",
-    ]
+    first = tokenizer.convert_ids_to_tokens([0, 1, 2, 3, 4])
+    assert first == ["<pad>", "<bos>", "<eos>", "<unk>", "a"]
     assert tokenizer("a <unk> dog", add_special_tokens=False)["input_ids"] == [4, 3, 6]
     with pytest.raises(ValueError, match="1 times"):
         build_vocabulary([["<unk>"]], min_count=1)

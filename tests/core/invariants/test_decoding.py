@@ -1,12 +1,12 @@
 """Decoding methods equal Transformers' own."""
 
 import json
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from accelerate import Accelerator
 
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.decoding import (
@@ -15,12 +15,8 @@ from rl_caption.captioners.decoding import (
     logits_without_cache,
 )
 from rl_caption.captioners.tokens import caption_mask, forbid, sample_tokens
-from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
-from rl_caption.training.validation import decode_candidates
-from tests.captioners_for_tests import tiny_captioner, tiny_rows
-from tests.hf_models_for_tests import tiny_hf_captioner
-from tests.zoo.language_models import PROMPT
+from tests.captioners_for_tests import captions_of, tiny_captioner, tiny_rows
 
 IDS = ["a", "b", "c"]
 BAD_WORDS = {"a", "in", "is", "near", "on", "the"}
@@ -65,27 +61,25 @@ def test_the_best_beams_and_their_scores_are_those_of_transformers(
         "num_beams": beams,
         "max_new_tokens": limit,
         "length_penalty": length_penalty,
+        "num_return_sequences": count,
+        "no_repeat_ngram_size": ngram,
     }
-    options |= {"num_return_sequences": count, "no_repeat_ngram_size": ngram}
-    found = captioner.generate_with_scores(
-        captioner.policy, inputs, Decoding(**options)
-    )
+    policy = captioner.policy
+    found = captioner.generate_with_scores(policy, inputs, Decoding(**options))
     # A policy that cannot say what no caption may contain.
-    hook = captioner.policy.lm_head.register_forward_hook(
+    hook = policy.lm_head.register_forward_hook(
         lambda module, args, out: forbid(out, captioner.forbidden)
     )
-    own = captioner.policy.generate(
-        **inputs, return_dict_in_generate=True, output_scores=True, **options
-    )
+    scores = {"return_dict_in_generate": True, "output_scores": True}
+    own = policy.generate(**inputs, **scores, **options)
     hook.remove()
-    assert trimmed(found.token_ids, captioner) == trimmed(
-        own.sequences[:, 1:], captioner
-    )
+    ids = trimmed(found.token_ids, captioner)
+    assert ids == trimmed(own.sequences[:, 1:], captioner)
     assert torch.allclose(found.scores.flatten(), own.sequences_scores, atol=1e-5)
-    best = captioner.generate(
-        captioner.policy, inputs, Decoding(**options | {"num_return_sequences": 1})
+    best = captions_of(
+        captioner, inputs, Decoding(**options | {"num_return_sequences": 1})
     )
-    assert trimmed(best, captioner) == trimmed(found.token_ids[:, :1], captioner)
+    assert trimmed(best, captioner) == ids[::count]
 
 
 @torch.no_grad()
@@ -102,42 +96,27 @@ def test_samples_and_greedy_captions_are_those_of_transformers_with_the_same_ran
 ):
     captioner, inputs = ending_captioner(ends=1.0)
     noise = sampling_noise(5, 0, IDS, 4, 10)
-    found = captioner.generate(
-        captioner.policy,
-        inputs,
-        Decoding(num_samples=4, with_greedy=True, max_new_tokens=10, **options),
-        noise,
-    )
+    decoding = Decoding(num_samples=4, with_greedy=True, max_new_tokens=10)
+    some = decoding.replace(**options)
+    found = captions_of(captioner, inputs, some, noise)
     numbers = iter(noise.flatten(0, 1).T)
 
     def multinomial(probabilities, num_samples):
         return sample_tokens(probabilities.log(), next(numbers).unsqueeze(1), 1.0)
 
     monkeypatch.setattr(torch, "multinomial", multinomial)
-    shared = {
-        "max_new_tokens": 10,
-        "no_repeat_ngram_size": options.get("no_repeat_ngram_size", 0),
-    }
-    sampling = (
-        {"temperature": 1.0, "top_k": 0, "do_sample": True, "num_return_sequences": 4}
-        | shared
-        | options
-    )
+    ngram = some.no_repeat_ngram_size
+    shared = {"max_new_tokens": 10, "no_repeat_ngram_size": ngram}
+    sampling = {"temperature": 1.0, "top_k": 0, "num_return_sequences": 4}
+    # Its settings suppress what no caption may contain.
     drawn = captioner.policy.generate(
-        **inputs, **sampling
-    )  # its settings suppress what no caption may contain
+        **inputs, **sampling | shared | options, do_sample=True
+    )
     assert trimmed(found[:, :4], captioner) == trimmed(drawn[:, 1:], captioner)
     greedy = captioner.policy.generate(**inputs, do_sample=False, **shared)
     assert trimmed(found[:, 4:], captioner) == trimmed(greedy[:, 1:], captioner)
-    full = captioner.generate(
-        captioner.policy,
-        inputs,
-        Decoding(num_samples=4, with_greedy=True, max_new_tokens=10),
-        noise,
-    )
-    assert trimmed(full, captioner) != trimmed(found, captioner), (
-        "the case must hold a token that is left out"
-    )
+    full = captions_of(captioner, inputs, decoding, noise)
+    assert not torch.equal(full, found), "the case must hold a token that is left out"
 
 
 GROUPS = json.loads(
@@ -153,19 +132,16 @@ GROUPS = json.loads(
 def test_diverse_beam_search_is_that_of_transformers_4(case):
     logits, first = torch.tensor(GROUPS["logits"]), torch.tensor([3, 5, 7, 9])
     table = SimpleNamespace(eos_token_id=1, pad_token_id=0, forbidden=(0,))
-    captions, scores = case["captions"], torch.tensor(case["scores"])
-    options = {
-        key: value for key, value in case.items() if key not in ("captions", "scores")
-    }
+    options = dict(case)
+    captions = options.pop("captions")
+    scores = torch.tensor(options.pop("scores"))
     decoding = Decoding(num_return_sequences=case["num_beams"], **options)
 
     def next_logits(prefixes):
         return logits[first if prefixes is None else prefixes.tokens]
 
     found = beam_search(table, next_logits, decoding)
-    assert trimmed(found.token_ids, table) == [
-        ids for of_image in captions for ids in of_image
-    ]
+    assert trimmed(found.token_ids, table) == list(chain(*captions))
     assert torch.allclose(found.scores, scores, atol=1e-5)
     other = beam_search(table, next_logits, decoding.replace(diversity_penalty=1e-9))
     assert not torch.allclose(other.scores, scores, atol=1e-5)
@@ -191,24 +167,6 @@ def test_groups_of_beams_are_the_same_without_a_cache():
     assert torch.allclose(found.scores, slow.scores, atol=1e-5)
 
 
-@torch.no_grad()
-def test_scores_of_constrained_beams_are_the_models_log_probabilities(tmp_path):
-    captioner = tiny_hf_captioner("git", tmp_path, PROMPT)
-    inputs = captioner.preprocess(tiny_rows(3))
-    decoding = Decoding(
-        num_beams=4, num_return_sequences=4, max_new_tokens=6, no_repeat_ngram_size=1
-    )
-    decoding = decoding.replace(remove_bad_endings=True)
-    ids, scores = captioner.generate_with_scores(captioner.policy, inputs, decoding)
-    mask = caption_mask(ids, captioner.eos_token_id)
-    logprobs = token_logprobs(
-        captioner.token_logits(captioner.policy, inputs, ids), ids
-    )
-    assert torch.allclose(scores, (logprobs * mask).sum(-1) / mask.sum(-1), atol=1e-4)
-    assert (scores.diff(dim=1) <= 0).all()
-    assert all(len(set(tokens)) == len(tokens) for tokens in trimmed(ids, captioner))
-
-
 # constraints
 
 
@@ -230,7 +188,7 @@ def test_no_caption_that_ends_ends_badly(num_beams):
     noise = sampling_noise(0, 0, IDS, samples, 12) if samples else None
 
     def endings(one):
-        ids = captioner.generate(captioner.policy, inputs, one, noise).flatten(0, 1)
+        ids = captions_of(captioner, inputs, one, noise).flatten(0, 1)
         ended = (ids == captioner.eos_token_id).any(-1)
         assert ended.any()
         return {text.split()[-1] for text in captioner.decode(ids[ended]) if text}
@@ -275,7 +233,7 @@ def test_trigrams_that_cost_much_are_not_repeated():
     captioner, inputs = ending_captioner(ends=-3.0)
 
     def repeated(decoding):
-        ids = trimmed(captioner.generate(captioner.policy, inputs, decoding), captioner)
+        ids = trimmed(captions_of(captioner, inputs, decoding), captioner)
         return sum(
             len(one) - 2 - len({*zip(one, one[1:], one[2:], strict=False)})
             for one in ids
@@ -312,24 +270,3 @@ def test_a_decoding_says_all_that_captions_depend_on():
         "max_new_tokens 24"
     )
     assert Decoding(batch_size=3).describe() == "greedy, max_new_tokens 24"
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 10**6])
-def test_a_batch_has_at_most_the_images_that_there_are(batch_size, monkeypatch):
-    captioner, rows, sizes = tiny_captioner(), tiny_rows(3), []
-    original = type(captioner).preprocess
-
-    def preprocess(captioner, batch):
-        sizes.append(len(batch))
-        return original(captioner, batch)
-
-    expected = decode_candidates(
-        captioner, captioner.policy, rows, Decoding(max_new_tokens=8), Accelerator()
-    )
-    monkeypatch.setattr(type(captioner), "preprocess", preprocess)
-    decoding = Decoding(max_new_tokens=8, batch_size=batch_size)
-    assert (
-        decode_candidates(captioner, captioner.policy, rows, decoding, Accelerator())
-        == expected
-    )
-    assert sizes == ([1, 1, 1] if batch_size == 1 else [3])

@@ -103,23 +103,18 @@ def copied(policy: Policy, pixels: Tensor, ids: Tensor) -> Tensor:
     """
     states = policy.family.encode(policy.model, pixels, None).repeat_interleave(K, 0)
     whole = torch.cat([policy.start.expand(B * K, -1), ids.flatten(0, 1)[:, :-1]], 1)
-    decoder = policy.model.get_submodule(policy.family.text_model)
-    logits = decoder(
+    logits = policy.text_model(
         input_ids=whole, encoder_hidden_states=states, use_cache=False
     ).logits
     return logits[:, -L:].unflatten(0, (B, K))
 
 
-def gradients(policy: Policy, logprobs: Tensor) -> dict[str, Tensor]:
+def gradients(policy: Any, values: Tensor) -> dict[str, Tensor]:
     policy.zero_grad()
-    (
-        logprobs * torch.linspace(-1, 1, logprobs.numel()).view_as(logprobs)
-    ).sum().backward()
-    return {
-        name: value.grad.clone()
-        for name, value in policy.named_parameters()
-        if value.grad is not None
-    }
+    weights = torch.linspace(-1, 1, values.numel()).view_as(values)
+    (values * weights).sum().backward()
+    parameters = policy.named_parameters()
+    return {name: p.grad.clone() for name, p in parameters if p.grad is not None}
 
 
 @pytest.mark.parametrize("how", ["plain", "checkpointed adapters"])
@@ -133,12 +128,11 @@ def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(
         add_lora(policy.model, lora, policy.family.lora_targets)
         checkpoint_layers(policy.model)
     chosen = ids[mask].unsqueeze(-1)
-    found = (
-        policy(pixel_values=pixels, token_ids=ids, mask=mask)
-        .log_softmax(-1)
-        .gather(-1, chosen)
+    ours = policy(pixel_values=pixels, token_ids=ids, mask=mask)
+    found, expected = (
+        logits.log_softmax(-1).gather(-1, chosen)
+        for logits in (ours, copied(policy, pixels, ids)[mask])
     )
-    expected = copied(policy, pixels, ids)[mask].log_softmax(-1).gather(-1, chosen)
     assert torch.allclose(found, expected, atol=1e-4)
     assert_close_gradients(gradients(policy, found), gradients(policy, expected))
 
@@ -147,10 +141,8 @@ def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(
 def test_the_output_layer_computes_the_positions_that_are_asked_for(
     every, pixels, ids, mask
 ):
-    layer, seen = (
-        every.model.get_submodule(every.family.text_model).get_output_embeddings(),
-        [],
-    )
+    layer = every.text_model.get_output_embeddings()
+    seen = []
     whole = every(pixel_values=pixels, token_ids=ids)
     assert whole.shape[:3] == ids.shape
     handle = layer.register_forward_hook(
@@ -165,96 +157,79 @@ def test_the_output_layer_computes_the_positions_that_are_asked_for(
     assert max(seen) == mask.sum(), "no call computes more"
 
 
+# Beginnings part; go on; change places within their image, as beams do; leave; one image and one
+# caption are left.
+PARENTS = [
+    [0, 0, 0, 1, 1, 2],
+    None,
+    [1, 1, 0, 4, 3, 5, 5],
+    [0, 2, 3, 4, 4, 6],
+    [2, 3, 3],
+    [1],
+]
+
+
 @torch.no_grad()
 def test_prefixes_that_part_leave_or_change_places_change_nothing(every, pixels, ids):
     first, state = every(pixel_values=pixels, max_tokens=L)
-    known = [[image, []] for image in range(B)]
-    # Beginnings part; go on; change places within their image, as beams do; leave; one image and
-    # one caption are left.
-    for position, origins in enumerate(
-        [
-            [0, 0, 0, 1, 1, 2],
-            None,
-            [1, 1, 0, 4, 3, 5, 5],
-            [0, 2, 3, 4, 4, 6],
-            [2, 3, 3],
-            [1],
-        ]
-    ):
-        before = list(range(len(known))) if origins is None else origins
+    known = [(image, []) for image in range(B)]
+    for position, parents in enumerate(PARENTS):
+        before = range(len(known)) if parents is None else parents
         tokens = ids.flatten(0, 1)[: len(before), position]
         known = [
-            [known[origin][0], [*known[origin][1], int(token)]]
-            for origin, token in zip(before, tokens, strict=True)
+            (known[parent][0], [*known[parent][1], int(token)])
+            for parent, token in zip(before, tokens, strict=True)
         ]
         images = torch.tensor([image for image, _ in known])
-        origin = None if origins is None else torch.tensor(origins)
-        logits = every(prefixes=Prefixes(tokens, origin, images), state=state)
+        parent = None if parents is None else torch.tensor(parents)
+        logits = every(prefixes=Prefixes(tokens, parent, images), state=state)
         for row, (image, prefix) in enumerate(known):
-            whole = every(
-                pixel_values=pixels[image : image + 1],
-                token_ids=torch.tensor([[[*prefix, 5]]]),
-            )
-            assert torch.allclose(logits[row], whole[0, 0, -1], atol=1e-4), (
-                position,
-                row,
-            )
-            assert torch.allclose(first[image], whole[0, 0, 0], atol=1e-4)
-        assert {
-            layer.keys.shape[0] for layer in state.cache.self_attention_cache.layers
-        } == {len(known)}
+            alone = pixels[image : image + 1]
+            token_ids = torch.tensor([[[*prefix, 5]]])
+            whole = every(pixel_values=alone, token_ids=token_ids)[0, 0]
+            assert torch.allclose(logits[row], whole[-1], atol=1e-4), (position, row)
+            assert torch.allclose(first[image], whole[0], atol=1e-4)
+        assert rows_in(state.cache.self_attention_cache) == {len(known)}
     if state.images is not None:
-        assert {
-            layer.keys.shape[0] for layer in state.cache.cross_attention_cache.layers
-        } == {1}
+        assert rows_in(state.cache.cross_attention_cache) == {1}
+
+
+def rows_in(cache: Any) -> set[int]:
+    return {len(layer.keys) for layer in cache.layers}
+
+
+def bytes_kept(call: Any) -> int:
+    """Bytes of what a call keeps for its backward pass."""
+    found: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = call()  # holds what is kept, so that no address is used twice
+    assert result.requires_grad
+    return sum(found.values())
 
 
 def test_an_image_is_kept_once_in_the_cache_and_for_the_backward_pass(
     shared, pixels, ids, mask
 ):
-    def cached(cache: Any) -> int:
-        return sum(
-            tensor.nbytes
-            for layer in cache.layers
-            for tensor in (layer.keys, layer.values)
-        )
-
-    def kept(call: Any) -> int:
-        found: dict[int, int] = {}
-
-        def note(tensor: Tensor) -> Tensor:
-            found[tensor.untyped_storage().data_ptr()] = (
-                tensor.untyped_storage().nbytes()
-            )
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-            result = call()  # holds what is kept, so that no address is used twice
-        assert result.requires_grad
-        return sum(found.values())
-
-    layers, states, width = 2, (SIDE // VISION["patch_size"]) ** 2 + 1, 32
-    once = 2 * layers * B * states * width * 4
-    of_tokens = []
-    for captions in (1, K):
-        with torch.no_grad():
-            _, state = shared(pixel_values=pixels, max_tokens=L)
-            images = torch.arange(B).repeat_interleave(captions)
-            shared(
-                prefixes=Prefixes(torch.full((B * captions,), 5), images, images),
-                state=state,
-            )
-        assert cached(state.cache.cross_attention_cache) == once
-        of_tokens.append(cached(state.cache.self_attention_cache))
-    assert of_tokens[1] == K * of_tokens[0]
+    with torch.no_grad():
+        _, state = shared(pixel_values=pixels, max_tokens=L)
+        images = torch.arange(B).repeat_interleave(K)
+        prefixes = Prefixes(torch.full((B * K,), 5), images, images)
+        shared(prefixes=prefixes, state=state)
+    assert rows_in(state.cache.cross_attention_cache) == {B}
+    assert rows_in(state.cache.self_attention_cache) == {B * K}
+    layers = state.cache.cross_attention_cache.layers
+    once = sum(layer.keys.nbytes + layer.values.nbytes for layer in layers)
     everywhere = torch.ones_like(mask)
-    ours = kept(
-        lambda: shared(pixel_values=pixels, token_ids=ids, mask=everywhere).log_softmax(
-            -1
-        )
-    )
-    theirs = kept(lambda: copied(shared, pixels, ids)[everywhere].log_softmax(-1))
-    assert theirs - ours >= (K - 1) * once
+    inputs = {"pixel_values": pixels, "token_ids": ids, "mask": everywhere}
+    ours = bytes_kept(lambda: shared(**inputs).log_softmax(-1))
+    copies = bytes_kept(lambda: copied(shared, pixels, ids)[everywhere].log_softmax(-1))
+    assert copies - ours >= (K - 1) * once
 
 
 @torch.no_grad()
@@ -262,88 +237,44 @@ def test_an_image_is_kept_once_in_the_cache_and_for_the_backward_pass(
 def test_the_model_alone_computes_what_it_did(family, tmp_path, pixels, ids):
     policy = tiny_hf_captioner(family, tmp_path).policy
     fresh = type(policy.model).from_pretrained(tmp_path).eval()
-    text, alone = (
-        policy.model.get_submodule(policy.family.text_model),
-        fresh.get_submodule(policy.family.text_model),
-    )
+    text = policy.text_model
+    alone = fresh.get_submodule(policy.family.text_model)
     states = policy.family.encode(fresh, pixels, None)
-    whole = ids[:, 0]
-    found = text(input_ids=whole, encoder_hidden_states=states).logits
-    assert torch.allclose(
-        found, alone(input_ids=whole, encoder_hidden_states=states).logits, atol=1e-5
-    )
-    for options in (
-        {"do_sample": False, "num_beams": 3},
-        {"do_sample": True, "num_return_sequences": 3},
-    ):
-        drawn = []
-        for model in (policy.model, fresh):
-            torch.manual_seed(0)
-            drawn.append(
-                model.generate(pixel_values=pixels, max_new_tokens=L, **options)
-            )
-        assert torch.equal(*drawn)
-    with pytest.raises((RuntimeError, ValueError)):  # five captions of three images
-        text(input_ids=ids.flatten(0, 1)[:5], encoder_hidden_states=states)
+    inputs = {"input_ids": ids[:, 0], "encoder_hidden_states": states}
+    assert torch.allclose(text(**inputs).logits, alone(**inputs).logits, atol=1e-5)
+    beams = {"pixel_values": pixels, "num_beams": 3, "max_new_tokens": L}
+    assert torch.equal(*(model.generate(**beams) for model in (policy.model, fresh)))
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory) -> list[BlipForConditionalGeneration]:
-    """The model as it is, and with fused attention."""
-    folder = save_model("blip", tmp_path_factory.mktemp("model"))
-    models = [
-        BlipForConditionalGeneration.from_pretrained(folder).eval() for _ in range(2)
-    ]
-    fuse_blip_attention(models[1])
-    return models
-
-
-def test_logits_and_gradients_are_the_same_with_padded_texts_and_no_probabilities_are_kept(
-    pair, pixels, ids
+def test_fused_attention_of_blip_keeps_no_probabilities_and_drops_out_in_training(
+    tmp_path, pixels, ids
 ):
-    ids = ids[:, 0]
-    padding = torch.ones_like(ids)
+    folder = save_model("blip", tmp_path)
+    plain, fused = (
+        BlipForConditionalGeneration.from_pretrained(folder).eval() for _ in range(2)
+    )
+    fuse_blip_attention(fused)
+    padding = torch.ones_like(ids[:, 0])
     padding[1, 3:] = 0
+    inputs = {"pixel_values": pixels, "input_ids": ids[:, 0], "attention_mask": padding}
     states = (SIDE // 8) ** 2 + 1
-    found, squares = [], []
-    for model in pair:
-        model.zero_grad()
-        kept: list[Tensor] = []
+    found = []
+    for model in (plain, fused):
+        shapes: list[Any] = []
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda x, kept=kept: kept.append(x) or x, lambda x: x
+            lambda x, shapes=shapes: shapes.append(x.shape[-2:]) or x, lambda x: x
         ):
-            logits = model(
-                pixel_values=pixels, input_ids=ids, attention_mask=padding
-            ).logits
-        squares.append(sum(tensor.shape[-2:] == (states, states) for tensor in kept))
-        (
-            logits * torch.linspace(-1, 1, logits.numel()).view_as(logits)
-        ).sum().backward()
-        found.append(
-            (
-                logits.detach(),
-                {n: p.grad for n, p in model.named_parameters() if p.grad is not None},
-            )
-        )
-    (logits, expected), (logits_fused, found_fused) = found
-    assert torch.allclose(logits, logits_fused, atol=1e-4)
-    assert_close_gradients(found_fused, expected)
-    assert squares[0] > squares[1] == 0
-
-
-def test_dropout_acts_in_training_and_not_otherwise(pair, pixels, ids):
-    ids = ids[:, 0]
-    model = copy.deepcopy(pair[1])
-    for module in model.modules():
+            logits = model(**inputs).logits
+        kept = shapes.count((states, states))
+        found.append((logits.detach(), gradients(model, logits), kept))
+    (expected, gradient, squares), (logits, gradient_fused, squares_fused) = found
+    assert torch.allclose(logits, expected, atol=1e-4)
+    assert_close_gradients(gradient_fused, gradient)
+    assert squares > squares_fused == 0
+    for module in fused.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-    for layer in model.text_decoder.bert.encoder.layer:
-        layer.crossattention.self.dropout.p = 0.5
-    expected = pair[0](pixel_values=pixels, input_ids=ids).logits
-    assert torch.allclose(
-        model(pixel_values=pixels, input_ids=ids).logits, expected, atol=1e-4
-    )
-    model.train()
-    assert not torch.allclose(
-        model(pixel_values=pixels, input_ids=ids).logits, expected, atol=1e-2
-    )
+    for layer in fused.vision_model.encoder.layers:
+        layer.self_attn.dropout.p = 0.5
+    assert torch.equal(fused(**inputs).logits, logits)
+    assert not torch.allclose(fused.train()(**inputs).logits, logits, atol=1e-2)

@@ -8,7 +8,6 @@ import json
 
 import pytest
 import torch
-import transformers
 from PIL import Image
 from transformers import (
     AutoImageProcessor,
@@ -24,7 +23,13 @@ from rl_caption.captioners.loading import load_captioner
 from rl_caption.data.base import DataError
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
-from tests.captioners_for_tests import sample_slowly, tiny_captioner, tiny_rows
+from tests.captioners_for_tests import (
+    captions_of,
+    logits_of,
+    sample_slowly,
+    tiny_captioner,
+    tiny_rows,
+)
 from tests.hf_models_for_tests import (
     ENCODER_DECODERS,
     assert_draws_and_scores,
@@ -37,6 +42,7 @@ from tests.hf_models_for_tests import (
 from tests.zoo.language_models import PROMPT
 
 K, L = 4, 6
+SAMPLING = Decoding(num_samples=K, with_greedy=True, max_new_tokens=L)
 SLOW = ("florence2",)
 PROMPTED = [
     pytest.param(
@@ -76,21 +82,16 @@ def own_logits(captioner, pixel_values, ids):
     """Transformers' own forward pass of one image and one whole sequence, without a cache: logits
     [T, V].
     """
-    model, name = captioner.policy.model, captioner.family.name
-    ids = torch.tensor([ids])
+    name = captioner.family.name
+    inputs = {"input_ids": torch.tensor([ids])}
+    if name != "BLIP":
+        inputs = {"decoder_input_ids": torch.tensor([ids])}
     if name == "Florence-2":
-        task, tokenizer = (
-            captioner.family.tasks.get(captioner.prompt, captioner.prompt),
-            captioner.tokenizer,
-        )
-        text = f"{'<image>' * 5}<s>{task}</s>"
-        read = torch.tensor([tokenizer(text, add_special_tokens=False)["input_ids"]])
-        return model(
-            pixel_values=pixel_values, input_ids=read, decoder_input_ids=ids
-        ).logits[0]
-    if name == "VisionEncoderDecoder":
-        return model(pixel_values=pixel_values, decoder_input_ids=ids).logits[0]
-    return model(pixel_values=pixel_values, input_ids=ids).logits[0]
+        text = captioner.family.tasks.get(captioner.prompt, captioner.prompt)
+        text = f"{'<image>' * 5}<s>{text}</s>"
+        read = captioner.tokenizer(text, add_special_tokens=False)["input_ids"]
+        inputs["input_ids"] = torch.tensor([read])
+    return captioner.policy.model(pixel_values=pixel_values, **inputs).logits[0]
 
 
 @torch.no_grad()
@@ -122,27 +123,22 @@ def test_prompts_of_rows_are_refused_with_the_row(tmp_path):
 def own_inputs(captioner, images):
     """What Transformers' own processor makes of images and prompt, as the models' pages say."""
     name, prompt = captioner.name, captioner.prompt
+    start = None
     if captioner.family.name == "VisionEncoderDecoder":
         process = AutoImageProcessor.from_pretrained(name, backend="pil")
         inputs = dict(process(images=images, return_tensors="pt"))
         if prompt:
-            ids = [
-                captioner.policy.model.config.decoder_start_token_id,
-                *captioner.tokenizer(prompt, add_special_tokens=False)["input_ids"],
-            ]
-            inputs["decoder_input_ids"] = torch.tensor([ids] * len(images))
-        return inputs
-    reads = prompt or captioner.family.name == "Florence-2"
-    texts = [prompt] * len(images) if reads else None
-    inputs = dict(
-        AutoProcessor.from_pretrained(name, backend="pil")(
-            images=images, text=texts, return_tensors="pt"
-        )
-    )
-    if captioner.family.name == "Florence-2":
-        inputs["decoder_input_ids"] = torch.tensor(
-            [captioner.policy.conventions.start] * len(images)
-        )
+            words = captioner.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+            start = [captioner.policy.config.decoder_start_token_id, *words]
+    else:
+        is_florence = captioner.family.name == "Florence-2"
+        texts = [prompt] * len(images) if prompt or is_florence else None
+        process = AutoProcessor.from_pretrained(name, backend="pil")
+        inputs = dict(process(images=images, text=texts, return_tensors="pt"))
+        if is_florence:
+            start = captioner.policy.conventions.start
+    if start is not None:
+        inputs["decoder_input_ids"] = torch.tensor([start] * len(images))
     return inputs
 
 
@@ -152,26 +148,22 @@ def test_florence_reads_one_prompt_whose_padding_would_move_its_positions(tmp_pa
     model, inputs = captioner.policy.model, captioner.preprocess(tiny_rows(1))
     start = torch.tensor([[*captioner.policy.conventions.start, 15, 16]])
     expected = own_logits(captioner, inputs["pixel_values"], start[0].tolist())
-    ids = torch.tensor([captioner.policy.conventions.encoder_prompt])
-    images = torch.full((1, 5), model.config.image_token_id)
-    padding = torch.full((1, 2), captioner.pad_token_id)
+    words = captioner.policy.conventions.encoder_prompt
+    ids = torch.tensor([[*[model.config.image_token_id] * 5, *words]])
 
-    def read(*columns, mask=None):
+    def read(*padding, masked=True):
+        padded = torch.nn.functional.pad(ids, padding, value=captioner.pad_token_id)
+        mask = torch.nn.functional.pad(torch.ones_like(ids), padding)
         return model(
-            pixel_values=inputs["pixel_values"], input_ids=torch.cat(columns, 1), attention_mask=mask,
+            **inputs,
+            input_ids=padded,
+            attention_mask=mask if masked else None,
             decoder_input_ids=start,
-        ).logits[0]  # fmt: skip
+        ).logits[0]
 
-    ones, zeros = (
-        torch.ones(1, 5 + ids.shape[1], dtype=torch.long),
-        torch.zeros(1, 2, dtype=torch.long),
-    )
-    right = read(images, ids, padding, mask=torch.cat([ones, zeros], 1))
-    assert torch.allclose(right, expected, atol=1e-4)
-    assert (
-        read(padding, images, ids, mask=torch.cat([zeros, ones], 1)) - expected
-    ).abs().max() > 0.05, "the trap"
-    assert (read(images, ids, padding) - expected).abs().max() > 0.05, "the other"
+    assert torch.allclose(read(0, 2), expected, atol=1e-4)
+    assert (read(2, 0) - expected).abs().max() > 0.05, "the trap"
+    assert (read(0, 2, masked=False) - expected).abs().max() > 0.05, "the other"
     scores = captioner.policy(**inputs, token_ids=start[None, :, 2:])[0, 0]
     assert torch.allclose(scores, expected[1:-1], atol=1e-4)
 
@@ -183,39 +175,36 @@ def test_greedy_captions_of_photos_are_those_of_transformers_processor_and_gener
     captioner, _ = case
     images = [
         row["image"].resize((31 - 3 * i, 20 + i)) for i, row in enumerate(tiny_rows(7))
-    ] + [Image.new("L", (18, 40), 90)]
+    ]
+    images.append(Image.new("L", (18, 40), 90))
     rows = [
         {"image_id": str(i), "image": image, "references": []}
         for i, image in enumerate(images)
     ]
     inputs = captioner.preprocess(rows)
-    ours = captioner.decode(
-        captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=L), None)[
-            :, 0
-        ]
-    )
+    ids = captions_of(captioner, inputs, Decoding(max_new_tokens=L))[:, 0]
+    ours = captioner.decode(ids)
     theirs = own_inputs(captioner, [image.convert("RGB") for image in images])
     assert torch.equal(theirs["pixel_values"], inputs["pixel_values"])
+    start = captioner.policy.conventions.start[0]
     settings = GenerationConfig(
         do_sample=False,
         max_new_tokens=L,
         suppress_tokens=list(captioner.forbidden),
         eos_token_id=captioner.eos_token_id,
         pad_token_id=captioner.pad_token_id,
-        bos_token_id=captioner.policy.conventions.start[0],
-        decoder_start_token_id=captioner.policy.conventions.start[0],
+        bos_token_id=start,
+        decoder_start_token_id=start,
     )
-    with (
-        pytest.MonkeyPatch.context() as patch
-    ):  # of whose settings ``generate`` would take what it is not told
-        patch.setattr(captioner.policy.model, "generation_config", GenerationConfig())
-        generated = captioner.policy.model.generate(
-            **theirs, generation_config=settings
-        )
+    model = captioner.policy.model
+    # ``generate`` would take from the model's settings what it is not told.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "generation_config", GenerationConfig())
+        generated = model.generate(**theirs, generation_config=settings)
     tokenizer = AutoTokenizer.from_pretrained(captioner.name)
     texts = [
-        " ".join(tokenizer.decode(ids, skip_special_tokens=True).split())
-        for ids in generated
+        " ".join(text.split())
+        for text in tokenizer.batch_decode(generated, skip_special_tokens=True)
     ]
     assert ours == [text.removeprefix(captioner.prompt).strip() for text in texts]
     assert len(set(ours)) > 1
@@ -223,7 +212,7 @@ def test_greedy_captions_of_photos_are_those_of_transformers_processor_and_gener
 
 def test_recomputed_activations_and_dropout_that_is_off_change_nothing(family_case):
     captioner, inputs = family_case
-    ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(3, 1, 1)
+    ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]] * 3)
     # Florence's vision tower has no layers of the kind that is computed again.
     share = 0.6 if captioner.family.name == "Florence-2" else 0.5
     assert_recomputing_changes_nothing(captioner, inputs, ids, share)
@@ -233,17 +222,15 @@ def test_captions_at_once_and_with_prefixes_that_they_share_have_the_gradient_of
     family_case,
 ):
     captioner, inputs = family_case
-    policy = captioner.policy
-    ids = torch.tensor(
-        [[[5, 6, 7, 8], [5, 6, 9, 9], [5, 6, 7, 8], [5, 6, 0, 0]]]
-    ).repeat(3, 1, 1)
+    ids = [[5, 6, 7, 8], [5, 6, 9, 9], [5, 6, 7, 8], [5, 6, 0, 0]]
+    ids = torch.tensor([ids] * 3)
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[:, 3, 3:] = False  # all that this caption's tokens depend on is in others
     alone = []
     for image, caption in itertools.product(range(3), range(4)):
         one = {"pixel_values": inputs["pixel_values"][image : image + 1]}
         chosen = ids[image, caption].view(1, 1, -1)
-        logprobs = token_logprobs(captioner.token_logits(policy, one, chosen), chosen)
+        logprobs = token_logprobs(logits_of(captioner, one, chosen), chosen)
         alone.append(logprobs[0, 0][mask[image, caption]])
     assert_gradients_of_one_at_a_time(captioner, [inputs], ids, mask, torch.cat(alone))
 
@@ -262,16 +249,9 @@ def test_the_image_is_encoded_once_for_all_captions(family_case):
         lambda module, arguments, output: seen.append(output[0].shape[0])
     )
     noise = sampling_noise(1, 0, ["a", "b", "c"], K, L)
-    tokens = captioner.generate(
-        captioner.policy,
-        inputs,
-        Decoding(num_samples=K, with_greedy=True, max_new_tokens=L),
-        noise,
-    )
-    captioner.token_logits(captioner.policy, inputs, tokens)
-    captioner.generate(
-        captioner.policy, inputs, Decoding(num_beams=3, max_new_tokens=L), None
-    )
+    tokens = captions_of(captioner, inputs, SAMPLING, noise)
+    logits_of(captioner, inputs, tokens)
+    captions_of(captioner, inputs, Decoding(num_beams=3, max_new_tokens=L))
     hook.remove()
     assert seen == [3, 3, 3], "sampling, scoring and beam search each encode 3 images"
 
@@ -282,35 +262,27 @@ def test_states_that_are_kept_for_a_step_give_the_same_captions_and_the_same_gra
 ):
     captioner, inputs = copy.deepcopy(family_case)
     policy = captioner.policy
-    policy(pixel_values=inputs["pixel_values"], encode=True)["states"].sum().backward()
+    policy(**inputs, encode=True)["states"].sum().backward()
     for parameter in policy.parameters():
-        parameter.requires_grad_(
-            parameter.requires_grad and not (frozen and parameter.grad is not None)
-        )
+        if frozen and parameter.grad is not None:
+            parameter.requires_grad_(False)
     policy.zero_grad()
-    ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(3, 1, 1)
+    ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]] * 3)
     with torch.no_grad():
         without = captioner.image_states(policy, inputs)
-    assert (without is inputs) != frozen, (
-        "states without gradient would leave a trained encoder without one"
-    )
+    # States without gradient would leave a trained encoder without one.
+    assert (without is inputs) != frozen
     states = captioner.image_states(policy, inputs)
     assert states.keys() == {"states"}
     assert states["states"].requires_grad != frozen
-    noise, decoding = (
-        sampling_noise(1, 0, ["a", "b", "c"], K, L),
-        Decoding(num_samples=K, with_greedy=True, max_new_tokens=L),
-    )
+    noise = sampling_noise(1, 0, ["a", "b", "c"], K, L)
     found = []
     for given in (inputs, states):
-        logprobs = token_logprobs(captioner.token_logits(policy, given, ids), ids)
-        logprobs.sum().backward()
-        tokens = captioner.generate(policy, given, decoding, noise)
-        found.append(
-            {"tokens": tokens, "logprobs": logprobs.detach(), **gradients(policy)}
-        )
-    assert found[0].keys() == found[1].keys()
-    assert all(torch.equal(value, found[1][name]) for name, value in found[0].items())
+        logits = logits_of(captioner, given, ids)
+        token_logprobs(logits, ids).sum().backward()
+        tokens = captions_of(captioner, given, SAMPLING, noise)
+        found.append([tokens, logits.detach(), *gradients(policy).values()])
+    assert all(map(torch.equal, *found))
 
 
 def test_texts_survive_encoding_and_decoding_and_the_prompt_is_part_of_none(case):
@@ -318,13 +290,11 @@ def test_texts_survive_encoding_and_decoding_and_the_prompt_is_part_of_none(case
     encoded = assert_texts_survive(captioner)
     if captioner.policy.conventions.encoder_prompt:
         return
-    start, tokenizer = list(captioner.policy.conventions.start[1:]), captioner.tokenizer
-    assert tokenizer.decode(start) == captioner.prompt
+    start = list(captioner.policy.conventions.start[1:])
+    assert captioner.tokenizer.decode(start) == captioner.prompt
     whole = f"{captioner.prompt} a small dog".strip()
-    ids = [*start, *encoded[0][:-1]]
-    assert ids == tokenizer(whole, add_special_tokens=False)["input_ids"], (
-        "the caption goes on from the prompt"
-    )
+    expected = captioner.tokenizer(whole, add_special_tokens=False)["input_ids"]
+    assert [*start, *encoded[0][:-1]] == expected, "it goes on from the prompt"
 
 
 def test_rewards_read_the_words_of_a_caption_whatever_tokens_it_is_made_of(tmp_path):
@@ -332,10 +302,9 @@ def test_rewards_read_the_words_of_a_caption_whatever_tokens_it_is_made_of(tmp_p
     for family in ("vit_bert", "vit_gpt2"):
         captioner = tiny_hf_captioner(family, tmp_path / family)
         for text in ("a man's dog, sitting.", "they don't run"):
-            (ids,) = captioner.encode([text], 40)
-            assert tokenize(captioner.decode(torch.tensor([ids]))[0]) == tokenize(
-                text
-            ), family
+            ids = torch.tensor(captioner.encode([text], 40))
+            (decoded,) = captioner.decode(ids)
+            assert tokenize(decoded) == tokenize(text), family
 
 
 @torch.no_grad()
@@ -348,14 +317,11 @@ def test_save_and_load_keep_every_bit_and_transformers_own_classes_load_the_fold
     assert isinstance(again, HuggingFaceCaptioner)
     assert json.loads((tmp_path / SETTINGS).read_text()) == {"prompt": captioner.prompt}
     again.policy.eval()
-    ids = torch.tensor([[[5, 6, 7], [8, 9, 5]]]).repeat(3, 1, 1)
-    assert torch.equal(
-        again.preprocess(tiny_rows(3))["pixel_values"], inputs["pixel_values"]
-    )
-    assert torch.equal(
-        captioner.token_logits(captioner.policy, inputs, ids),
-        again.token_logits(again.policy, inputs, ids),
-    )
-    if captioner.family.processor_class is not None:
-        processor = transformers.AutoProcessor.from_pretrained(tmp_path)
-        assert type(processor).__name__ == captioner.family.processor_class
+    ids = torch.tensor([[[5, 6, 7], [8, 9, 5]]] * 3)
+    pixels = again.preprocess(tiny_rows(3))["pixel_values"]
+    assert torch.equal(pixels, inputs["pixel_values"])
+    expected = logits_of(captioner, inputs, ids)
+    assert torch.equal(expected, logits_of(again, inputs, ids))
+    if captioner.family.has_processor:
+        processor = AutoProcessor.from_pretrained(tmp_path)
+        assert type(processor) is type(captioner.processor)

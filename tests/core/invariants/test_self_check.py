@@ -6,18 +6,21 @@ import shutil
 from dataclasses import replace
 from functools import partial, wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from rl_caption.captioners import self_check
+from rl_caption.captioners import policy, self_check
 from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.loading import load_captioner
-from rl_caption.captioners.policy import Policy
+from rl_caption.captioners.policy import Mode, Policy
 from rl_caption.captioners.vlm_families import VisionLanguageFamily
+from rl_caption.programs import train
 from rl_caption.scst.rollout import sampling_noise
+from tests.captioners_for_tests import captions_of, logits_of
 from tests.zoo.families import photo_rows, save_vlm, tiny_vlm
 
 NAMES = ["image-0", "image-1", "image-2"]
@@ -52,12 +55,11 @@ def planted(monkeypatch, owner: Any, name: str, change: Any) -> None:
 def test_positions_of_captions_that_are_wrong_cost_the_shared_prefix(
     folders, monkeypatch
 ):
-    planted(
-        monkeypatch,
-        VisionLanguageFamily,
-        "begin",
-        lambda result: (result[0], replace(result[1], position=result[1].position + 7)),
-    )
+    def shifted(result: Any) -> Any:
+        logits, state = result
+        return logits, replace(state, position=state.position + 7)
+
+    planted(monkeypatch, VisionLanguageFamily, "begin", shifted)
     assert load_captioner(folders["qwen2_5_vl"]).policy.mode.prefix == "none"
 
 
@@ -69,17 +71,15 @@ def test_what_no_way_computes_is_refused_with_its_number(folders, monkeypatch):
 
 def test_inputs_that_hold_indices_into_their_row_cost_the_batch(folders, monkeypatch):
     """As Molmo 2's ``image_token_pooling``: right for the first row of a batch alone."""
-    planted(
-        monkeypatch,
-        Policy,
-        "read_images",
-        lambda result: {
-            name: [value[0] for _ in value]
-            if isinstance(value, tuple | list)
-            else value
-            for name, value in result.items()
-        },
-    )
+
+    def of_the_first(tokens: Any) -> Any:
+        is_list = isinstance(tokens, tuple | list)
+        return [tokens[0] for _ in tokens] if is_list else tokens
+
+    def changed(result: Any) -> Any:
+        return {name: of_the_first(tokens) for name, tokens in result.items()}
+
+    planted(monkeypatch, Policy, "read_images", changed)
     assert load_captioner(folders["qwen2_5_vl"]).policy.mode.features is False
 
 
@@ -91,8 +91,6 @@ def test_visual_tokens_of_another_layout_cost_the_batch_or_the_features(
             name: value[::-1] if isinstance(value, list) else value
             for name, value in rows.items()
         }
-
-    from rl_caption.captioners import policy
 
     planted(monkeypatch, policy, "join_features", reversed_rows)
     assert load_captioner(folders["qwen2_5_vl"]).policy.mode.features is False
@@ -159,11 +157,9 @@ def test_adapters_are_checked_with_factors_that_do_something(folders, monkeypatc
     forward = Linear.forward
 
     def only_in_training(self: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
-        return (
-            forward(self, x, **options)
-            if torch.is_grad_enabled()
-            else self.base_layer(x)
-        )
+        if torch.is_grad_enabled():
+            return forward(self, x, **options)
+        return self.base_layer(x)
 
     monkeypatch.setattr(Linear, "forward", only_in_training)
     with pytest.raises(CaptionerError, match="llava"):
@@ -172,97 +168,76 @@ def test_adapters_are_checked_with_factors_that_do_something(folders, monkeypatc
         assert "lora_B" not in name or not value.any(), "they are put back"
 
 
-def test_keys_and_values_may_differ_in_width():
-    from transformers.cache_utils import Cache
-
-    from rl_caption.captioners.packed import PreallocatedLayer
-
-    cache = Cache(layer_class_to_replicate=partial(PreallocatedLayer, 3))
-    for length in (2, 1, 2):
-        keys, values = torch.rand(2, 1, length, 5), torch.rand(2, 1, length, 3)
-        found = cache.update(keys, values, 0)
-        assert [tensor.shape[-1] for tensor in found] == [5, 3]
-        assert torch.equal(found[1][:, :, -length:], values)
-
-
+GREEDY_TOO = Decoding(num_samples=2, with_greedy=True, max_new_tokens=6)
 DECODINGS = [
-    Decoding(num_samples=2, with_greedy=True, temperature=1.3, max_new_tokens=6),
+    GREEDY_TOO.replace(temperature=1.3),
     Decoding(num_samples=3, top_k=5, max_new_tokens=6),
-    Decoding(
-        num_samples=2, with_greedy=True, top_p=0.7, temperature=0.8, max_new_tokens=6
-    ),
-    Decoding(num_samples=2, with_greedy=True, no_repeat_ngram_size=1, max_new_tokens=6),
-    Decoding(num_samples=2, with_greedy=True, block_trigrams=2.0, max_new_tokens=9),
+    GREEDY_TOO.replace(top_p=0.7, temperature=0.8),
+    GREEDY_TOO.replace(no_repeat_ngram_size=1),
+    GREEDY_TOO.replace(block_trigrams=2.0, max_new_tokens=9),
     Decoding(max_new_tokens=6),
     Decoding(num_beams=3, num_return_sequences=2, max_new_tokens=5),
 ]
+IDS = torch.tensor([[[15, 16, 17], [15, 18, 19]]] * 3)
 
 
-@pytest.mark.parametrize(
-    "decoding", DECODINGS, ids=lambda decoding: decoding.describe()
-)
-def test_the_models_own_generate_draws_the_tokens_that_our_decode_draws(
-    folders, decoding
-):
+@pytest.fixture
+def smolvlm(folders):
     captioner = load_captioner(folders["smolvlm"], prompt="a photo of")
     captioner.policy.eval()
-    inputs = captioner.preprocess(photo_rows())
-    noise = None
-    if decoding.num_samples:
-        noise = sampling_noise(
-            1, 0, NAMES, decoding.num_samples, decoding.max_new_tokens
-        )
-    expected = captioner.generate(captioner.policy, inputs, decoding, noise)
-    captioner.policy.mode = replace(captioner.policy.mode, prefix="none")
+    return captioner, captioner.preprocess(photo_rows())
+
+
+def slow(captioner, prefix):
+    captioner.policy.mode = captioner.policy.mode._replace(prefix=prefix)
+
+
+@pytest.mark.parametrize("decoding", DECODINGS, ids=Decoding.describe)
+def test_the_models_own_generate_draws_the_tokens_that_our_decode_draws(
+    smolvlm, decoding
+):
+    captioner, inputs = smolvlm
+    count, length = decoding.num_samples, decoding.max_new_tokens
+    noise = sampling_noise(1, 0, NAMES, count, length) if count else None
+    expected = captions_of(captioner, inputs, decoding, noise)
+    slow(captioner, "none")
     state = torch.get_rng_state()
-    found = captioner.generate(captioner.policy, inputs, decoding, noise)
-    assert torch.equal(found, expected)
+    assert torch.equal(captions_of(captioner, inputs, decoding, noise), expected)
     assert torch.equal(torch.get_rng_state(), state), "no random number but ours"
 
 
 @pytest.mark.parametrize("prefix", ["rows", "none"])
-def test_slower_ways_score_as_the_fastest_does(folders, prefix):
-    captioner = load_captioner(folders["smolvlm"], prompt="a photo of")
-    captioner.policy.eval()
-    inputs = captioner.preprocess(photo_rows())
-    ids = torch.tensor([[[15, 16, 17], [15, 18, 19]]]).repeat(3, 1, 1)
-    mask = torch.ones_like(ids, dtype=torch.bool)
+def test_slower_ways_score_as_the_fastest_does(smolvlm, prefix):
+    captioner, inputs = smolvlm
+    mask = torch.ones_like(IDS, dtype=torch.bool)
     mask[1], mask[0, 1, 2] = False, False
-    expected = [
-        captioner.token_logits(captioner.policy, inputs, ids, m) for m in (None, mask)
-    ]
-    captioner.policy.mode = replace(captioner.policy.mode, prefix=prefix)
-    found = [
-        captioner.token_logits(captioner.policy, inputs, ids, m) for m in (None, mask)
-    ]
-    for one, other in zip(found, expected, strict=True):
-        assert torch.allclose(one, other, atol=1e-4)
+    expected = logits_of(captioner, inputs, IDS)
+    slow(captioner, prefix)
+    assert torch.allclose(logits_of(captioner, inputs, IDS), expected, atol=1e-4)
+    found = logits_of(captioner, inputs, IDS, mask)
+    assert torch.allclose(found, expected[mask], atol=1e-4)
 
 
-def test_rows_that_cannot_be_joined_are_read_one_by_one(folders):
-    captioner = load_captioner(folders["smolvlm"], prompt="a photo of")
-    captioner.policy.eval()
-    inputs = captioner.preprocess(photo_rows())
-    ids = torch.tensor([[[15, 16, 17], [15, 18, 19]]]).repeat(3, 1, 1)
-    expected = captioner.token_logits(captioner.policy, inputs, ids)
-    assert captioner.policy.joins(inputs)
+def test_rows_that_cannot_be_joined_are_read_one_by_one(smolvlm):
+    captioner, inputs = smolvlm
+    policy = captioner.policy
+    expected = logits_of(captioner, inputs, IDS)
+    assert policy.joins(inputs)
     inputs["images"].value[1]["unlike_the_others"] = torch.zeros(1, 3)
-    assert not captioner.policy.joins(inputs)
-    captioner.policy.image_inputs |= {"unlike_the_others"}
-    planted_forward = captioner.policy.model.base_model.get_image_features
-    captioner.policy.model.base_model.get_image_features = partial(
-        lambda read, unlike_the_others=None, **options: read(**options), planted_forward
+    assert not policy.joins(inputs)
+    policy.image_inputs |= {"unlike_the_others"}
+    base = policy.model.base_model
+    base.get_image_features = partial(
+        lambda read, unlike_the_others=None, **options: read(**options),
+        base.get_image_features,
     )
-    assert torch.allclose(
-        captioner.token_logits(captioner.policy, inputs, ids), expected, atol=1e-4
-    )
+    assert torch.allclose(logits_of(captioner, inputs, IDS), expected, atol=1e-4)
 
 
 def test_a_verdict_is_remembered_for_the_same_model_alone(folders, monkeypatch):
-    runs: list[int] = []
-    planted(
-        monkeypatch, self_check._Check, "run", lambda result: runs.append(1) or result
-    )
+    runs: list[Any] = []
+    count = lambda result: runs.append(1) or result  # noqa: E731
+    planted(monkeypatch, self_check._Check, "run", count)
     for _ in range(2):
         first = load_captioner(folders["llava"])
     assert len(runs) == 1
@@ -272,20 +247,17 @@ def test_a_verdict_is_remembered_for_the_same_model_alone(folders, monkeypatch):
     assert len(runs) == 3
 
 
-def test_a_resumed_run_keeps_its_mode(folders):
+def test_a_resumed_run_keeps_its_mode(folders, monkeypatch):
     captioner = load_captioner(folders["llava"])
-    mode = {**captioner.mode, "prefix": "rows"}
-    captioner.mode = mode
-    assert captioner.policy.mode.prefix == "rows"
-    assert captioner.mode == mode
+    notes = {train.MODE: ["rows", True, False]}
+    monkeypatch.setattr(train, "read_state", lambda _: SimpleNamespace(notes=notes))
+    assert train.share_mode(SimpleNamespace(checkpoint="here"), captioner) == notes
+    assert captioner.policy.mode == Mode("rows", True, False)
 
 
 def test_parameters_that_no_caption_depends_on_are_frozen(tmp_path):
     captioner = tiny_vlm("llava", tmp_path / "llava")
-    frozen = [
-        name
-        for name, p in captioner.policy.model.named_parameters()
-        if not p.requires_grad
-    ]
+    parameters = captioner.policy.model.named_parameters()
+    frozen = [name for name, p in parameters if not p.requires_grad]
     assert frozen
     assert all("post_layernorm" in name for name in frozen)

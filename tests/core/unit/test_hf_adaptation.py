@@ -13,7 +13,7 @@ from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.programs.train import _frozen_copy
-from tests.captioners_for_tests import tiny_rows
+from tests.captioners_for_tests import logits_of, tiny_rows
 from tests.hf_models_for_tests import FAMILIES, save_model
 from tests.zoo.families import save_vlm
 from tests.zoo.language_models import PROMPT
@@ -70,9 +70,7 @@ def shaken(captioner: HuggingFaceCaptioner) -> HuggingFaceCaptioner:
 
 @torch.no_grad()
 def logits(captioner: HuggingFaceCaptioner) -> torch.Tensor:
-    return captioner.token_logits(
-        captioner.policy, captioner.preprocess(tiny_rows(2)), IDS
-    )
+    return logits_of(captioner, captioner.preprocess(tiny_rows(2)), IDS)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

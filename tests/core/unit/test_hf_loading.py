@@ -30,7 +30,13 @@ from rl_caption.config.build import ConfigError, build_captioner, check_position
 from rl_caption.config.schema import ScstConfig, XeConfig
 from rl_caption.lab.config import ShareConfig
 from rl_caption.lab.share import share
-from tests.captioners_for_tests import REFERENCES, tiny_captioner, tiny_rows
+from tests.captioners_for_tests import (
+    REFERENCES,
+    captions_of,
+    logits_of,
+    tiny_captioner,
+    tiny_rows,
+)
 from tests.clip_for_tests import tiny_student
 from tests.hf_models_for_tests import put_on_hub, save_model
 from tests.zoo.language_models import PROMPT, tiny_gpt2
@@ -185,7 +191,7 @@ def test_programs_take_a_name_on_the_hub(blip, tmp_path, monkeypatch, capsys):
     assert run_program("caption", [*options, str(tmp_path / "photo.png")]) == 0
     printed = capsys.readouterr().out.strip().split("\t")[1]
     inputs = captioner.preprocess(rows)
-    ids = captioner.generate(captioner.policy, inputs, Decoding(max_new_tokens=5))
+    ids = captions_of(captioner, inputs, Decoding(max_new_tokens=5))
     assert captioner.decode(ids[0]) == [printed]
 
 
@@ -221,8 +227,8 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
     check_positions(captioner, "length", length)
     inputs = captioner.preprocess(tiny_rows(2))
     decoding = Decoding(max_new_tokens=length)
-    captions = captioner.generate(captioner.policy, inputs, decoding)
-    captioner.token_logits(captioner.policy, inputs, captions).sum().backward()
+    captions = captions_of(captioner, inputs, decoding)
+    logits_of(captioner, inputs, captions).sum().backward()
     assert config.train.batch_size % (config.train.micro_batch_size or 1) == 0
 
 

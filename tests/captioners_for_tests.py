@@ -18,6 +18,8 @@ REFERENCES = [
     ["a dog runs in the park", "the dog is running", "a small dog"],
     ["a train on the tracks", "a red train near a station", "a train passing by"],
 ]
+NAMES = ["a", "b", "c"]
+"""Ids of three images."""
 SHAPE = {
     "d_model": 32,
     "encoder_layers": 1,
@@ -35,7 +37,13 @@ def tiny_captioner(
     and then.
     """
     torch.manual_seed(seed)
-    options = {"image_size": 16, "patch_size": 8, "feature_dim": 6, **SHAPE, **shape}
+    options = {
+        "image_size": 16,
+        "patch_size": 8,
+        "feature_dim": 6,
+        **SHAPE,
+        **shape,
+    }
     captioner = TransformerCaptioner.from_scratch(
         REFERENCES, min_count=1, dropout=dropout, **options
     )
@@ -46,7 +54,12 @@ def tiny_captioner(
 def tiny_rows(count: int = 4, seed: int = 0) -> list[dict]:
     """Rows with random images."""
     generator = np.random.default_rng(seed)
-    pixels = generator.integers(0, 256, (count, 16, 16, 3), dtype=np.uint8)
+    pixels = generator.integers(
+        0,
+        256,
+        (count, 16, 16, 3),
+        dtype=np.uint8,
+    )
     return [
         {
             "image_id": f"image-{i}",
@@ -62,6 +75,17 @@ def region_inputs(count: int = 3) -> dict[str, Tensor]:
     torch.manual_seed(5)
     mask = torch.arange(5).unsqueeze(0) < torch.tensor([[3], [5], [2]])[:count]
     return {"region_features": torch.randn(count, 5, 6), "region_mask": mask}
+
+
+def token_ids(*captions: str, images: int = 3) -> Tensor:
+    """[B, K, L]: captions of equal length, such as ``"5 6 2"``, the same for every image."""
+    ids = [list(map(int, caption.split())) for caption in captions]
+    return torch.tensor([ids] * images)
+
+
+def near(one: Tensor, other: Tensor, atol: float = 1e-4) -> bool:
+    """Whether numbers, such as logits in nats, differ by rounding alone."""
+    return torch.allclose(one, other, atol=atol)
 
 
 def logits_of(

@@ -20,7 +20,7 @@ from rl_caption.captioners.tokens import caption_mask
 from rl_caption.runtime.engines import dropout_off
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
-from tests.captioners_for_tests import captions_of, logits_of
+from tests.captioners_for_tests import NAMES, captions_of, logits_of, near
 from tests.zoo import encoder_decoders
 
 ENCODER_DECODERS = ("blip", "vit_gpt2", "vit_bert", "florence2")
@@ -99,12 +99,20 @@ def assert_recomputing_changes_nothing(
     """
     plain = copy.deepcopy(captioner)
     plain.policy.zero_grad()
-    plain.adapt(frozen=[], lora=None, checkpointed=False)
+    plain.adapt(
+        frozen=[],
+        lora=None,
+        checkpointed=False,
+    )
     saving = copy.deepcopy(plain)
-    saving.adapt(frozen=[], lora=None, checkpointed=True)
+    saving.adapt(
+        frozen=[],
+        lora=None,
+        checkpointed=True,
+    )
     saving = copy.deepcopy(saving)  # as the reference policy is
     assert plain.policy.state_dict().keys() == saving.policy.state_dict().keys()
-    noise = sampling_noise(1, 0, ["a", "b", "c"], 2, 6)
+    noise = sampling_noise(1, 0, NAMES, 2, 6)
     decoding = Decoding(num_samples=2, with_greedy=True, max_new_tokens=6)
 
     def measured(one: Any) -> tuple[Any, Any, Any, int]:
@@ -125,11 +133,11 @@ def assert_recomputing_changes_nothing(
         with dropout_off(changed.policy):
             found = measured(changed)
         assert torch.equal(found[0], samples)
-        assert torch.allclose(found[1], logits, atol=1e-4)
+        assert near(found[1], logits)
         assert_close_gradients(found[2], gradient, 1e-3)
         with torch.no_grad():
             noisy = logits_of(changed, inputs, ids)
-        assert not torch.allclose(noisy, logits, atol=1e-2), "dropout"
+        assert not near(noisy, logits, 1e-2), "dropout"
     assert found[3] < count * share, "the layers' activations are not kept"
 
 
@@ -169,9 +177,9 @@ def assert_draws_and_scores(
     assert (tokens[~mask] == captioner.pad_token_id).all()
     logits = logits_of(captioner, given, tokens)
     rescored = token_logprobs(logits, tokens, 1.3)[mask]
-    assert torch.allclose(rescored, scores[..., :length][mask], atol=1e-4)
+    assert near(rescored, scores[..., :length][mask])
     some = logits_of(captioner, given, tokens, mask)
-    assert torch.allclose(token_logprobs(some, tokens[mask], 1.3), rescored, atol=1e-4)
+    assert near(token_logprobs(some, tokens[mask], 1.3), rescored)
     assert not set(tokens[mask].tolist()) & {*captioner.forbidden}
 
 
@@ -186,7 +194,11 @@ def assert_gradients_of_one_at_a_time(
     ``batches``, and of prefixes that captions share.
     """
     policy = captioner.policy
-    weights = torch.linspace(-1, 2, int(mask.sum()))
+    weights = torch.linspace(
+        -1,
+        2,
+        int(mask.sum()),
+    )
     policy.zero_grad()
     (expected * weights).sum().backward()
     gradient = gradients(policy)
@@ -195,10 +207,15 @@ def assert_gradients_of_one_at_a_time(
         "processes that train together would wait for the missing gradients"
     )
     found = [(logits_of(captioner, one, ids, mask), None) for one in batches]
-    shared, row = captioner.prefix_logits(policy, batches[0], ids, mask)
+    shared, row = captioner.prefix_logits(
+        policy,
+        batches[0],
+        ids,
+        mask,
+    )
     assert len(shared) < len(expected)
     for logits, rows in (*found, (shared, row)):
         logprobs = token_logprobs(logits, ids[mask], 1.0, rows)
-        assert torch.allclose(logprobs, expected, atol=1e-4)
+        assert near(logprobs, expected)
         (logprobs * weights).sum().backward()
         assert_close_gradients(gradients(policy), gradient, 2e-3)

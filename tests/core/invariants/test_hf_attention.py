@@ -24,6 +24,7 @@ from rl_caption.captioners.decoding import Prefixes
 from rl_caption.captioners.hf_families import FAMILIES as HF_FAMILIES
 from rl_caption.captioners.hf_families import Conventions, fuse_blip_attention
 from rl_caption.captioners.policy import Policy
+from tests.captioners_for_tests import near
 from tests.hf_models_for_tests import (
     ENCODER_DECODERS,
     assert_close_gradients,
@@ -32,7 +33,10 @@ from tests.hf_models_for_tests import (
 )
 from tests.zoo.encoder_decoders import SIDE, TEXT, VISION
 
-B, K, L, VOCABULARY = 3, 4, 6, 40
+B = 3
+K = 4
+L = 6
+VOCABULARY = 40
 BART = {
     "d_model": 32,
     "decoder_layers": 2,
@@ -64,7 +68,12 @@ def tiny_policy(kind: str, folder: Path) -> Policy:
     config = VisionEncoderDecoderConfig.from_encoder_decoder_configs(
         transformers.ViTConfig(**VISION), copy.deepcopy(OTHERS[kind])
     )
-    conventions = Conventions(start=(5, 7), eos=2, pad=0, vocab_size=VOCABULARY)
+    conventions = Conventions(
+        start=(5, 7),
+        eos=2,
+        pad=0,
+        vocab_size=VOCABULARY,
+    )
     return Policy(
         VisionEncoderDecoderModel(config), HF_FAMILIES[config.model_type], conventions
     ).eval()
@@ -82,12 +91,23 @@ def every(request, tmp_path_factory) -> Policy:
 
 @pytest.fixture(scope="module")
 def pixels() -> Tensor:
-    return torch.randn(B, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    return torch.randn(
+        B,
+        3,
+        SIDE,
+        SIDE,
+        generator=torch.Generator().manual_seed(1),
+    )
 
 
 @pytest.fixture(scope="module")
 def ids() -> Tensor:
-    return torch.randint(5, 35, (B, K, L), generator=torch.Generator().manual_seed(2))
+    return torch.randint(
+        5,
+        35,
+        (B, K, L),
+        generator=torch.Generator().manual_seed(2),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +153,7 @@ def test_scores_and_gradients_are_those_of_a_copy_for_every_caption(
         logits.log_softmax(-1).gather(-1, chosen)
         for logits in (ours, copied(policy, pixels, ids)[mask])
     )
-    assert torch.allclose(found, expected, atol=1e-4)
+    assert near(found, expected)
     assert_close_gradients(gradients(policy, found), gradients(policy, expected))
 
 
@@ -149,10 +169,14 @@ def test_the_output_layer_computes_the_positions_that_are_asked_for(
         lambda module, arguments, output: seen.append(output.shape[:-1].numel())
     )
     some = every(pixel_values=pixels, token_ids=ids, mask=mask)
-    one = every(pixel_values=pixels, token_ids=ids[..., :1], mask=mask[..., :1])
+    one = every(
+        pixel_values=pixels,
+        token_ids=ids[..., :1],
+        mask=mask[..., :1],
+    )
     handle.remove()
-    assert torch.allclose(some, whole[mask], atol=1e-4)
-    assert torch.allclose(one, whole[:, :, 0][mask[..., 0]], atol=1e-4)
+    assert near(some, whole[mask])
+    assert near(one, whole[:, :, 0][mask[..., 0]])
     assert seen.count(mask.sum()) == 1
     assert max(seen) == mask.sum(), "no call computes more"
 
@@ -187,8 +211,8 @@ def test_prefixes_that_part_leave_or_change_places_change_nothing(every, pixels,
             alone = pixels[image : image + 1]
             token_ids = torch.tensor([[[*prefix, 5]]])
             whole = every(pixel_values=alone, token_ids=token_ids)[0, 0]
-            assert torch.allclose(logits[row], whole[-1], atol=1e-4), (position, row)
-            assert torch.allclose(first[image], whole[0], atol=1e-4)
+            assert near(logits[row], whole[-1]), (position, row)
+            assert near(first[image], whole[0])
         assert rows_in(state.cache.self_attention_cache) == {len(known)}
     if state.images is not None:
         assert rows_in(state.cache.cross_attention_cache) == {1}
@@ -219,7 +243,11 @@ def test_an_image_is_kept_once_in_the_cache_and_for_the_backward_pass(
     with torch.no_grad():
         _, state = shared(pixel_values=pixels, max_tokens=L)
         images = torch.arange(B).repeat_interleave(K)
-        prefixes = Prefixes(torch.full((B * K,), 5), images, images)
+        prefixes = Prefixes(
+            torch.full((B * K,), 5),
+            images,
+            images,
+        )
         shared(prefixes=prefixes, state=state)
     assert rows_in(state.cache.cross_attention_cache) == {B}
     assert rows_in(state.cache.self_attention_cache) == {B * K}
@@ -241,7 +269,7 @@ def test_the_model_alone_computes_what_it_did(family, tmp_path, pixels, ids):
     alone = fresh.get_submodule(policy.family.text_model)
     states = policy.family.encode(fresh, pixels, None)
     inputs = {"input_ids": ids[:, 0], "encoder_hidden_states": states}
-    assert torch.allclose(text(**inputs).logits, alone(**inputs).logits, atol=1e-5)
+    assert near(text(**inputs).logits, alone(**inputs).logits, 1e-5)
     beams = {"pixel_values": pixels, "num_beams": 3, "max_new_tokens": L}
     assert torch.equal(*(model.generate(**beams) for model in (policy.model, fresh)))
 
@@ -256,7 +284,11 @@ def test_fused_attention_of_blip_keeps_no_probabilities_and_drops_out_in_trainin
     fuse_blip_attention(fused)
     padding = torch.ones_like(ids[:, 0])
     padding[1, 3:] = 0
-    inputs = {"pixel_values": pixels, "input_ids": ids[:, 0], "attention_mask": padding}
+    inputs = {
+        "pixel_values": pixels,
+        "input_ids": ids[:, 0],
+        "attention_mask": padding,
+    }
     states = (SIDE // 8) ** 2 + 1
     found = []
     for model in (plain, fused):
@@ -268,7 +300,7 @@ def test_fused_attention_of_blip_keeps_no_probabilities_and_drops_out_in_trainin
         kept = shapes.count((states, states))
         found.append((logits.detach(), gradients(model, logits), kept))
     (expected, gradient, squares), (logits, gradient_fused, squares_fused) = found
-    assert torch.allclose(logits, expected, atol=1e-4)
+    assert near(logits, expected)
     assert_close_gradients(gradient_fused, gradient)
     assert squares > squares_fused == 0
     for module in fused.modules():
@@ -277,4 +309,4 @@ def test_fused_attention_of_blip_keeps_no_probabilities_and_drops_out_in_trainin
     for layer in fused.vision_model.encoder.layers:
         layer.self_attn.dropout.p = 0.5
     assert torch.equal(fused(**inputs).logits, logits)
-    assert not torch.allclose(fused.train()(**inputs).logits, logits, atol=1e-2)
+    assert not near(fused.train()(**inputs).logits, logits, 1e-2)

@@ -24,11 +24,14 @@ from rl_caption.data.base import DataError
 from rl_caption.scst.objectives import token_logprobs
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import (
+    NAMES,
     captions_of,
     logits_of,
+    near,
     sample_slowly,
     tiny_captioner,
     tiny_rows,
+    token_ids,
 )
 from tests.hf_models_for_tests import (
     ENCODER_DECODERS,
@@ -41,7 +44,8 @@ from tests.hf_models_for_tests import (
 )
 from tests.zoo.language_models import PROMPT
 
-K, L = 4, 6
+K = 4
+L = 6
 SAMPLING = Decoding(num_samples=K, with_greedy=True, max_new_tokens=L)
 SLOW = ("florence2",)
 PROMPTED = [
@@ -99,7 +103,7 @@ def test_samples_are_transformers_own_and_teacher_forcing_gives_the_scores_they_
     case,
 ):
     captioner, inputs = case
-    noise = sampling_noise(2, 0, ["a", "b", "c"], 2, L)
+    noise = sampling_noise(2, 0, NAMES, 2, L)
     start = captioner.policy.conventions.start
     expected, scores = sample_slowly(
         captioner,
@@ -122,7 +126,8 @@ def test_prompts_of_rows_are_refused_with_the_row(tmp_path):
 
 def own_inputs(captioner, images):
     """What Transformers' own processor makes of images and prompt, as the models' pages say."""
-    name, prompt = captioner.name, captioner.prompt
+    name = captioner.name
+    prompt = captioner.prompt
     start = None
     if captioner.family.name == "VisionEncoderDecoder":
         process = AutoImageProcessor.from_pretrained(name, backend="pil")
@@ -145,14 +150,23 @@ def own_inputs(captioner, images):
 @torch.no_grad()
 def test_florence_reads_one_prompt_whose_padding_would_move_its_positions(tmp_path):
     captioner = tiny_hf_captioner("florence2", tmp_path / "florence2", "a dog")
-    model, inputs = captioner.policy.model, captioner.preprocess(tiny_rows(1))
+    model = captioner.policy.model
+    inputs = captioner.preprocess(tiny_rows(1))
     start = torch.tensor([[*captioner.policy.conventions.start, 15, 16]])
-    expected = own_logits(captioner, inputs["pixel_values"], start[0].tolist())
+    expected = own_logits(
+        captioner,
+        inputs["pixel_values"],
+        start[0].tolist(),
+    )
     words = captioner.policy.conventions.encoder_prompt
     ids = torch.tensor([[*[model.config.image_token_id] * 5, *words]])
 
     def read(*padding, masked=True):
-        padded = torch.nn.functional.pad(ids, padding, value=captioner.pad_token_id)
+        padded = torch.nn.functional.pad(
+            ids,
+            padding,
+            value=captioner.pad_token_id,
+        )
         mask = torch.nn.functional.pad(torch.ones_like(ids), padding)
         return model(
             **inputs,
@@ -161,11 +175,11 @@ def test_florence_reads_one_prompt_whose_padding_would_move_its_positions(tmp_pa
             decoder_input_ids=start,
         ).logits[0]
 
-    assert torch.allclose(read(0, 2), expected, atol=1e-4)
+    assert near(read(0, 2), expected)
     assert (read(2, 0) - expected).abs().max() > 0.05, "the trap"
     assert (read(0, 2, masked=False) - expected).abs().max() > 0.05, "the other"
     scores = captioner.policy(**inputs, token_ids=start[None, :, 2:])[0, 0]
-    assert torch.allclose(scores, expected[1:-1], atol=1e-4)
+    assert near(scores, expected[1:-1])
 
 
 @torch.no_grad()
@@ -212,7 +226,7 @@ def test_greedy_captions_of_photos_are_those_of_transformers_processor_and_gener
 
 def test_recomputed_activations_and_dropout_that_is_off_change_nothing(family_case):
     captioner, inputs = family_case
-    ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]] * 3)
+    ids = token_ids("5 6 7 8", "9 6 5 5")
     # Florence's vision tower has no layers of the kind that is computed again.
     share = 0.6 if captioner.family.name == "Florence-2" else 0.5
     assert_recomputing_changes_nothing(captioner, inputs, ids, share)
@@ -222,17 +236,26 @@ def test_captions_at_once_and_with_prefixes_that_they_share_have_the_gradient_of
     family_case,
 ):
     captioner, inputs = family_case
-    ids = [[5, 6, 7, 8], [5, 6, 9, 9], [5, 6, 7, 8], [5, 6, 0, 0]]
-    ids = torch.tensor([ids] * 3)
+    ids = token_ids("5 6 7 8", "5 6 9 9", "5 6 7 8", "5 6 0 0")
     mask = torch.ones_like(ids, dtype=torch.bool)
     mask[:, 3, 3:] = False  # all that this caption's tokens depend on is in others
     alone = []
     for image, caption in itertools.product(range(3), range(4)):
         one = {"pixel_values": inputs["pixel_values"][image : image + 1]}
-        chosen = ids[image, caption].view(1, 1, -1)
+        chosen = ids[image, caption].view(
+            1,
+            1,
+            -1,
+        )
         logprobs = token_logprobs(logits_of(captioner, one, chosen), chosen)
         alone.append(logprobs[0, 0][mask[image, caption]])
-    assert_gradients_of_one_at_a_time(captioner, [inputs], ids, mask, torch.cat(alone))
+    assert_gradients_of_one_at_a_time(
+        captioner,
+        [inputs],
+        ids,
+        mask,
+        torch.cat(alone),
+    )
 
 
 @torch.no_grad()
@@ -248,10 +271,14 @@ def test_the_image_is_encoded_once_for_all_captions(family_case):
     hook = tower.register_forward_hook(
         lambda module, arguments, output: seen.append(output[0].shape[0])
     )
-    noise = sampling_noise(1, 0, ["a", "b", "c"], K, L)
+    noise = sampling_noise(1, 0, NAMES, K, L)
     tokens = captions_of(captioner, inputs, SAMPLING, noise)
     logits_of(captioner, inputs, tokens)
-    captions_of(captioner, inputs, Decoding(num_beams=3, max_new_tokens=L))
+    captions_of(
+        captioner,
+        inputs,
+        Decoding(num_beams=3, max_new_tokens=L),
+    )
     hook.remove()
     assert seen == [3, 3, 3], "sampling, scoring and beam search each encode 3 images"
 
@@ -267,7 +294,7 @@ def test_states_that_are_kept_for_a_step_give_the_same_captions_and_the_same_gra
         if frozen and parameter.grad is not None:
             parameter.requires_grad_(False)
     policy.zero_grad()
-    ids = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]] * 3)
+    ids = token_ids("5 6 7 8", "9 6 5 5")
     with torch.no_grad():
         without = captioner.image_states(policy, inputs)
     # States without gradient would leave a trained encoder without one.
@@ -275,7 +302,7 @@ def test_states_that_are_kept_for_a_step_give_the_same_captions_and_the_same_gra
     states = captioner.image_states(policy, inputs)
     assert states.keys() == {"states"}
     assert states["states"].requires_grad != frozen
-    noise = sampling_noise(1, 0, ["a", "b", "c"], K, L)
+    noise = sampling_noise(1, 0, NAMES, K, L)
     found = []
     for given in (inputs, states):
         logits = logits_of(captioner, given, ids)
@@ -317,7 +344,7 @@ def test_save_and_load_keep_every_bit_and_transformers_own_classes_load_the_fold
     assert isinstance(again, HuggingFaceCaptioner)
     assert json.loads((tmp_path / SETTINGS).read_text()) == {"prompt": captioner.prompt}
     again.policy.eval()
-    ids = torch.tensor([[[5, 6, 7], [8, 9, 5]]] * 3)
+    ids = token_ids("5 6 7", "8 9 5")
     pixels = again.preprocess(tiny_rows(3))["pixel_values"]
     assert torch.equal(pixels, inputs["pixel_values"])
     expected = logits_of(captioner, inputs, ids)

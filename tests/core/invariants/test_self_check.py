@@ -20,11 +20,16 @@ from rl_caption.captioners.policy import Mode, Policy
 from rl_caption.captioners.vlm_families import VisionLanguageFamily
 from rl_caption.programs import train
 from rl_caption.scst.rollout import sampling_noise
-from tests.captioners_for_tests import captions_of, logits_of
+from tests.captioners_for_tests import captions_of, logits_of, near, token_ids
 from tests.zoo.families import photo_rows, save_vlm, tiny_vlm
 
 NAMES = ["image-0", "image-1", "image-2"]
-LORA = {"r": 2, "alpha": 4.0, "dropout": 0.0, "target_modules": None}
+LORA = {
+    "r": 2,
+    "alpha": 4.0,
+    "dropout": 0.0,
+    "target_modules": None,
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +69,12 @@ def test_positions_of_captions_that_are_wrong_cost_the_shared_prefix(
 
 
 def test_what_no_way_computes_is_refused_with_its_number(folders, monkeypatch):
-    planted(monkeypatch, self_check._Check, "_forced", lambda result: result * 1.1)
+    planted(
+        monkeypatch,
+        self_check._Check,
+        "_forced",
+        lambda result: result * 1.1,
+    )
     with pytest.raises(CaptionerError, match=r"llava.*differ by up to \d.*nats"):
         load_captioner(folders["llava"])
 
@@ -178,7 +188,7 @@ DECODINGS = [
     Decoding(max_new_tokens=6),
     Decoding(num_beams=3, num_return_sequences=2, max_new_tokens=5),
 ]
-IDS = torch.tensor([[[15, 16, 17], [15, 18, 19]]] * 3)
+IDS = token_ids("15 16 17", "15 18 19")
 
 
 @pytest.fixture
@@ -197,7 +207,8 @@ def test_the_models_own_generate_draws_the_tokens_that_our_decode_draws(
     smolvlm, decoding
 ):
     captioner, inputs = smolvlm
-    count, length = decoding.num_samples, decoding.max_new_tokens
+    count = decoding.num_samples
+    length = decoding.max_new_tokens
     noise = sampling_noise(1, 0, NAMES, count, length) if count else None
     expected = captions_of(captioner, inputs, decoding, noise)
     slow(captioner, "none")
@@ -210,12 +221,13 @@ def test_the_models_own_generate_draws_the_tokens_that_our_decode_draws(
 def test_slower_ways_score_as_the_fastest_does(smolvlm, prefix):
     captioner, inputs = smolvlm
     mask = torch.ones_like(IDS, dtype=torch.bool)
-    mask[1], mask[0, 1, 2] = False, False
+    mask[1] = False
+    mask[0, 1, 2] = False
     expected = logits_of(captioner, inputs, IDS)
     slow(captioner, prefix)
-    assert torch.allclose(logits_of(captioner, inputs, IDS), expected, atol=1e-4)
+    assert near(logits_of(captioner, inputs, IDS), expected)
     found = logits_of(captioner, inputs, IDS, mask)
-    assert torch.allclose(found, expected[mask], atol=1e-4)
+    assert near(found, expected[mask])
 
 
 def test_rows_that_cannot_be_joined_are_read_one_by_one(smolvlm):
@@ -231,7 +243,7 @@ def test_rows_that_cannot_be_joined_are_read_one_by_one(smolvlm):
         lambda read, unlike_the_others=None, **options: read(**options),
         base.get_image_features,
     )
-    assert torch.allclose(logits_of(captioner, inputs, IDS), expected, atol=1e-4)
+    assert near(logits_of(captioner, inputs, IDS), expected)
 
 
 def test_a_verdict_is_remembered_for_the_same_model_alone(folders, monkeypatch):
@@ -250,7 +262,11 @@ def test_a_verdict_is_remembered_for_the_same_model_alone(folders, monkeypatch):
 def test_a_resumed_run_keeps_its_mode(folders, monkeypatch):
     captioner = load_captioner(folders["llava"])
     notes = {train.MODE: ["rows", True, False]}
-    monkeypatch.setattr(train, "read_state", lambda _: SimpleNamespace(notes=notes))
+    monkeypatch.setattr(
+        train,
+        "read_state",
+        lambda _: SimpleNamespace(notes=notes),
+    )
     assert train.share_mode(SimpleNamespace(checkpoint="here"), captioner) == notes
     assert captioner.policy.mode == Mode("rows", True, False)
 

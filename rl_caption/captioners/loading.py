@@ -31,7 +31,6 @@ def load_captioner(
     dtype: str = "float32",
     target: str | None = None,
     processor_kwargs: Mapping[str, Any] | None = None,
-    weights: bool = True,
 ) -> Captioner:
     """Load a folder that ``save_pretrained`` wrote, or a model of Transformers from the hub.
 
@@ -46,8 +45,6 @@ def load_captioner(
             ``model_type`` of the folder's ``config.json``, if the user trusts that class
             (``rewards.trust``).
         processor_kwargs: options of the processor; for vision-language models only.
-        weights: False leaves out the weights of a model of Transformers, whose parameters are on
-            the meta device then: its memory is known before they are downloaded.
 
     Raises:
         CaptionerError: there is no captioner, its weights do not fit, it takes no prompt, or nobody
@@ -73,7 +70,7 @@ def load_captioner(
     from rl_caption.captioners.huggingface import HuggingFaceCaptioner
 
     captioner = HuggingFaceCaptioner.from_pretrained(
-        name, prompt, dtype, processor_kwargs, weights
+        name, prompt, dtype, processor_kwargs
     )
     captioner.policy.kept.room = cache_bytes
     return captioner

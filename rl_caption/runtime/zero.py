@@ -184,7 +184,8 @@ def full_state(
 
     is_main, module = accelerator.is_main_process, accelerator.unwrap_model(model)
     named = module.state_dict(keep_vars=True)
-    names = {value: name for name, value in named.items()}
+    # Of a tied weight the first name stays.
+    names = {value: name for name, value in reversed(named.items())}
     weights = {}
     for value, name in names.items():
         # Does nothing below ZeRO-3, and for buffers.

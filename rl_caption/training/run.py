@@ -343,7 +343,7 @@ class Run:
         """
         train, warmup = self.train, self.train.warmup_steps
         if step < warmup:
-            return train.lr * (step + 1) / warmup
+            return train.lr * ((step + 1) / warmup)
         past = step - warmup
         progress = min(past / max(self.max_steps - warmup, 1), 1.0)
         factors = {

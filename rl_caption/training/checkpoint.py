@@ -246,8 +246,8 @@ def load_random_states(accelerator: Accelerator, path: Path, processes: int) -> 
     if processes != accelerator.num_processes:
         print_main(
             accelerator,
-            f"WARNING: {path} was written by {processes} process(es): dropout masks change, "
-            "samples and data order do not",
+            f"WARNING: {path} was written by another number of processes, {processes} (now "
+            f"{accelerator.num_processes}): dropout masks change, samples and data order do not",
         )
         return
     file = path / f"random_states_{accelerator.process_index}.pkl"

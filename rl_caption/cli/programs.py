@@ -102,7 +102,7 @@ CORE = {
         "the whole job on a generated world", "rl_caption.cli.pipeline:demo"
     ),
     "prepare_coco": Program(
-        "COCO captions: the counts, images and features of a folder",
+        "COCO captions: the counts of Karpathy's splits",
         "rl_caption.data.prepare_coco:main",
         "rl_caption.config.commands:PrepareCocoConfig",
     ),

@@ -191,18 +191,12 @@ class ReportConfig(TrustConfig):
 
 
 class PrepareCocoConfig(Section):
-    """``prepare_coco``: check the folder of COCO captions that the configurations read."""
+    """``prepare_coco``: check the counts of COCO captions that the configurations read."""
 
     folder: str = "data/coco"
-    """The folder, with ``dataset_coco.json`` and, or links to them, ``images`` (``train2014`` and
-    ``val2014``) and ``features`` (a folder or an HDF5 file).
-    """
-    features_kwargs: dict = {}
-    """As ``data.features_kwargs``, such as ``{"dim": 2048}``."""
+    """The folder of ``dataset_coco.json``."""
     subset: bool = False
     """A part of COCO: do not compare the counts."""
-    fast: bool = False
-    """Do not decode images."""
 
 
 class PrepareFeaturesConfig(TrustConfig):

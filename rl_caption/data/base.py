@@ -5,7 +5,6 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NotRequired, TypeVar
 
 from PIL import Image
@@ -105,7 +104,7 @@ class Splits(dict[str, Sequence[Row]]):
 
     def __init__(
         self,
-        rows: Mapping[str, Sequence[Row]] = MappingProxyType({}),
+        rows: Mapping[str, Sequence[Row]],
         source: str | Path = "",
     ) -> None:
         super().__init__(rows)

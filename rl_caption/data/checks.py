@@ -228,7 +228,7 @@ def check_data(
     forms = TextForms()
     entries: list[_Entry] = []
     for split in dict.fromkeys(splits):
-        rows = progress(data[split], f"checking {split}", "row")
+        rows = progress(data[split], f"checking {split}")
         for index, row in enumerate(rows):
             entry = _Entry(split, index, row["image_id"], _file_of(row.get("image")))
             _check_row(entry, row, found, check_images, needs, forms)
@@ -280,7 +280,6 @@ def check_row_images(
     needed_by: str,
     check_pixels: bool = True,
     cache: str | Path | None = None,
-    num_workers: int = 4,
     on_bad: str = "fail",
 ) -> list[Row]:
     """Check the image files of rows where ``needed_by`` reads their pixels, such as a reward beside
@@ -290,7 +289,7 @@ def check_row_images(
     where none is good.
     """
     files = [_file_of(row.get("image")) for row in rows]
-    verdicts = verify(filter(None, files), num_workers, check_pixels, cache)
+    verdicts = verify(filter(None, files), check_pixels, cache)
     errors = {file: found.error for file, found in verdicts.items() if found.error}
     good = [row for row, file in zip(rows, files, strict=True) if file not in errors]
     if errors:
@@ -327,7 +326,6 @@ def _file_of(source: Any) -> ImageFile | LazyImage | None:
 
 def verify(
     items: Iterable[Any],
-    num_workers: int = 4,
     read: bool = True,
     cache: str | Path | None = None,
 ) -> dict[Any, Verdict]:
@@ -359,7 +357,7 @@ def verify(
         return Verdict(content)
 
     unique = list(dict.fromkeys(items))
-    verdicts = in_parallel(verdict, unique, num_workers, "checking files")
+    verdicts = in_parallel(verdict, unique, 4, "checking files")
     found = dict(zip(unique, verdicts, strict=True))
     if cache is not None:
         write_text(cache, json.dumps(stored))
@@ -424,7 +422,7 @@ def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
     """What the checks of leakage need of the rows of further splits, where images are files."""
     for name in [name for name in data if name not in names]:
         rows = data[name]
-        for index in progress(range(len(rows)), f"looking through {name}", "row"):
+        for index in progress(range(len(rows)), f"looking through {name}"):
             with suppress(DataError):  # a row that lacks what this training needs
                 row = rows[index]
                 file = _file_of(row.get("image"))

@@ -81,11 +81,6 @@ def check_format(config: DataConfig, required: bool = False) -> None:
         check_options(target, 0, name, _options(config), where, KEYS, required)
 
 
-def where_from(source: str | None) -> str:
-    """The end of a message about missing files: what they are made of, where ``source`` says it."""
-    return "" if source is None else f". It takes {source}"
-
-
 def build_data(config: DataConfig) -> Splits:
     """Build the dataset of the section ``data`` of a configuration; ``check_data`` is separate.
 
@@ -98,7 +93,7 @@ def build_data(config: DataConfig) -> Splits:
     path = config.path
     is_local = config.format != "hub" and config.target is None
     if config.source and path and is_local and not Path(path).exists():
-        raise DataError(f"data.path {path!r} does not exist{where_from(config.source)}")
+        raise DataError(f"data.path {path!r} does not exist. It takes {config.source}")
     kept = (ConfigError, DataError)
     with (
         naming(f"data: {name}", (TypeError, ValueError), ConfigError, kept),

@@ -98,9 +98,7 @@ def micro_batches(
 def micro_batch_size(
     batch_size: int, micro_batch_size: int | None, processes: int
 ) -> int:
-    """Images per forward pass of one process. Raises ``ConfigError``, with sizes that work, where
-    this one does not.
-    """
+    """Images per forward pass of one process. Raises ``ConfigError`` where they do not divide."""
     if batch_size % processes:
         raise ConfigError(
             f"train.batch_size {batch_size} is not a multiple of the {processes} processes"
@@ -108,10 +106,9 @@ def micro_batch_size(
     images = batch_size // processes
     size = micro_batch_size or images
     if images % size:
-        fitting = [size for size in range(1, images + 1) if images % size == 0]
         raise ConfigError(
             f"train.micro_batch_size {size} does not divide the {images} images of a process "
-            f"(train.batch_size {batch_size} / {processes} processes): use one of {fitting}"
+            f"(train.batch_size {batch_size} / {processes} processes)"
         )
     return size
 

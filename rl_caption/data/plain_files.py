@@ -38,7 +38,6 @@ _CHINESE_OR_JAPANESE = re.compile(
 )
 _THAI_AND_OTHERS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
 """Letters of Thai, Lao, Burmese and Khmer, which write no spaces either."""
-_WORD = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 _MARKS = re.compile(r"[<\[#ĠĊ▁]")
 """What each of them begins with, which is found faster."""
 
@@ -150,16 +149,6 @@ def single_spaced(text: str) -> str:
     return " ".join(text.split())
 
 
-def split_words(text: str) -> list[str]:
-    """The words and punctuation marks of a text."""
-    return _WORD.findall(text)
-
-
-def join_words(words: Iterable[str]) -> str:
-    """Join what ``split_words`` cut, with no space before punctuation."""
-    return re.sub(r" (?=[.,;:!?])", "", " ".join(words))
-
-
 def hash_text(text: str) -> int:
     """Hash a text to an integer in 0 .. 2^64 - 1, the same on every platform."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
@@ -246,7 +235,6 @@ def _lacks_spaces(text: str, letters: re.Pattern[str], longest: int) -> bool:
 def progress(
     items: Iterable[T],
     title: str,
-    unit: str = "file",
     total: int | None = None,
 ) -> Iterator[T]:
     """Yield the items; show a bar in the main process after two seconds, or a line each ten seconds
@@ -259,7 +247,6 @@ def progress(
         title,
         total,
         leave=False,
-        unit=unit,
         delay=2,
         mininterval=0.1 if sys.stderr.isatty() else 10.0,
         disable=os.environ.get("RANK", "0") != "0",

@@ -3,8 +3,6 @@ whose grids [H, W, D] are stored.
 """
 
 import base64
-import json
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -61,7 +59,6 @@ def encode_features(config: Any) -> tuple[int, int]:
         "preprocessing": repr(network.preprocessing),
         "weights": fingerprint(network.state_dict()),
     }
-    record = json.loads(json.dumps(record))  # tuples become lists
     remove_leftovers(out)
     made = {file.stem: size_and_time(file)[1] for file in out.glob("[!.]*.npz")}
     stored = read_object(out / RECORD) if (out / RECORD).is_file() else {}
@@ -76,7 +73,7 @@ def encode_features(config: Any) -> tuple[int, int]:
     ]
     if pending:
         rows = [Row(image_id=name, image=path, references=[]) for name, path in pending]
-        check_row_images(rows, "the encoder", num_workers=config.num_workers)
+        check_row_images(rows, "the encoder")
         write_json(out / RECORD, record)
         loader: Any = DataLoader(
             pending,  # type: ignore[arg-type]
@@ -84,7 +81,7 @@ def encode_features(config: Any) -> tuple[int, int]:
             num_workers=config.num_workers,
             collate_fn=partial(_read_batch, network.preprocessing),
         )
-        for names, inputs in progress(loader, "encoding images", "batch"):
+        for names, inputs in progress(loader, "encoding images"):
             with torch.inference_mode():
                 grids = network(inputs.to(device)).float().cpu().numpy()
             for name, grid in zip(names, grids, strict=True):
@@ -113,7 +110,6 @@ def _images(config: Any) -> dict[str, str]:
         pairs = [(row["image_id"], str(row["image"])) for row in rows]
     images: dict[str, str] = {}
     for name, file in pairs:
-        _check_name(name, f"{path}: image {name!r:.80}")
         if images.setdefault(name, file) != file:
             raise DataError(
                 f"{path}: image {name!r} is {images[name]!r} and {file!r}: expected one"
@@ -121,9 +117,7 @@ def _images(config: Any) -> dict[str, str]:
     return images
 
 
-def convert_tsv(
-    paths: Sequence[str | Path], out: str | Path, dtype: str = "float32"
-) -> tuple[int, int]:
+def convert_tsv(paths: Sequence[str | Path], out: Path, dtype: str = "float32") -> int:
     """Write ``OUT/<image_id>.npz`` for every image of TSV files, over files that are there.
 
     The layout is recognised by its columns: bottom-up attention (``image_id, image_w, image_h,
@@ -139,33 +133,27 @@ def convert_tsv(
         dtype: of the written features: ``float32``, or ``float16`` (half the space).
 
     Returns:
-        How many images were written, and how many lines were of images that were written already.
+        How many images were written.
 
     Raises:
         DataError: a line has another layout or its arrays do not fit, or their size is not that of
             the first image (the message names file, line and image).
     """
     dim: int | None = None
-    repeated = 0
     converted = set[str]()
     bad: dict[str, DataError] = {}
     for path in map(Path, paths):
         with open(path, "rb") as file:
-            for number, line in enumerate(progress(file, path.name, "line"), start=1):
-                if not line.strip():
-                    continue
+            for number, line in enumerate(progress(file, path.name), start=1):
                 columns = line.rstrip(b"\r\n").split(b"\t")
                 image_id = columns[0].decode(errors="replace")
                 where = f"{path}, line {number}, image {image_id!r:.80}"
-                _check_name(image_id, where)
-                if image_id in converted:
-                    repeated += 1
+                if not line.strip() or image_id in converted:
                     continue
-                place = Path(out) / f"{image_id}.npz"
                 try:
                     features = _features(columns, where)
                     check_width(features.shape, dim, where)
-                    write_features(place, features, dtype, where)
+                    write_features(out / f"{image_id}.npz", features, dtype, where)
                 except DataError as error:
                     if not converted:  # a file of another layout, say
                         raise
@@ -176,7 +164,7 @@ def convert_tsv(
                 bad.pop(image_id, None)
     for first in bad.values():
         raise DataError(f"images without a valid line: {len(bad)}; the first: {first}")
-    return len(converted), repeated
+    return len(converted)
 
 
 def _features(columns: Sequence[bytes], where: str) -> NDArray[np.float32]:
@@ -193,19 +181,12 @@ def _features(columns: Sequence[bytes], where: str) -> NDArray[np.float32]:
         )
 
 
-def _check_name(image_id: str, where: str) -> None:
-    """Raise ``DataError`` where an id cannot be a file's name."""
-    if os.sep in image_id:
-        raise DataError(f"{where}: expected an id that can be a file's name")
-
-
 def main(config: Any) -> int:
     """Unpack files, or encode photos, as a ``PrepareFeaturesConfig`` says."""
     if config.encoder is None:
-        written, left = convert_tsv(config.tsv, config.out, config.dtype or "float32")
-        why = "repeated lines skipped"
+        out, dtype = Path(config.out), config.dtype or "float32"
+        written, kept = convert_tsv(config.tsv, out, dtype), 0
     else:
-        written, left = encode_features(config)
-        why = "images existed already"
-    print(f"{config.out}: {written:,} images written, {left:,} {why}")
+        written, kept = encode_features(config)
+    print(f"{config.out}: {written:,} images written, {kept:,} kept")
     return 0

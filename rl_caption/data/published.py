@@ -5,14 +5,13 @@ captions with a number each. Those whose files are JSON lines (DOCCI, ImageInWor
 read by ``data.format: jsonl`` with ``data.columns`` (docs/data.md).
 """
 
-import math
 import os
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
-from pydantic import Field
+from pydantic import Field, FiniteFloat
 from typing_extensions import TypedDict
 
 from rewards.base import naming
@@ -47,8 +46,8 @@ class _DenseImage(TypedDict):
 
 
 class _Target(TypedDict):
-    caption: str
-    target: float
+    caption: Annotated[str, Field(pattern=r"\S")]
+    target: FiniteFloat
 
 
 def coco(
@@ -137,7 +136,7 @@ def densely_captioned(path: str | Path) -> Rows:
     folder = Path(path)
     files = read_json(folder / "splits.json", DataError, dict[str, list[str]])
     for split, names in files.items():
-        for name in progress(names, split, "image"):
+        for name in progress(names, split):
             content = read_json(folder / "complete" / name, DataError, _DenseImage)
             summaries = (content.get("summaries") or {}).get("base", [])
             texts = [summaries] if isinstance(summaries, str) else summaries
@@ -189,7 +188,7 @@ def images(path: str | Path, val_fraction: HeldOut = 0.01) -> Rows:
     root = Path(path)
     folders = map(standard_split, (path.name for path in root.glob("*/")))
     fraction = 0 if "val" in folders else val_fraction
-    for file in progress(list_images(root), root.name, "image"):
+    for file in progress(list_images(root), root.name):
         place = file.relative_to(root)
         folder, name = standard_split(place.parts[0]), place.as_posix()
         split = folder if folder in STANDARD_SPLITS else "train"
@@ -212,52 +211,41 @@ def captions(
     ``DataError``, which names file and line, where a line is wrong.
 
     Args:
-        path: a text file, UTF-8, or a folder with one file per split: ``train``, ``val`` and
+        path: a text file, UTF-8, or a folder with files of the splits: ``train``, ``val`` and
             ``test`` with any extension.
         column: the column of the caption, separated by tabs and counted from 0 (CC3M: 0); None is
             the whole line.
         val_fraction: without a file ``val``, about this fraction of the captions is held out, those
             that hash below it: equal captions always together, the same ones in every run.
     """
-    files = {"train": Path(path)}
-    if Path(path).is_dir():
-        files = {}
-        for file in sorted(filter(Path.is_file, Path(path).iterdir())):
-            split = standard_split(file.stem)
-            if split in files:
-                raise DataError(f"{file}: the split has {files[split].name} already")
-            if split in STANDARD_SPLITS:
-                files[split] = file
-    fraction = 0 if "val" in files else val_fraction
-    for split, file in files.items():
+    root = Path(path)
+    files = {root: "train"}
+    if root.is_dir():
+        found = sorted(filter(Path.is_file, root.iterdir()))
+        files = {file: standard_split(file.stem) for file in found}
+    fraction = 0 if "val" in files.values() else val_fraction
+    for file, split in files.items():
+        if split not in STANDARD_SPLITS:
+            continue
         if file.suffix.lower() == ".csv":
             raise DataError(
                 f"{file}: expected one caption a line, or columns separated by tabs"
             )
-        for number, caption in _caption_lines(file, column):
-            place = _held_out(split, caption, fraction)
-            yield {
-                "split": place,
-                "image_id": f"{file.name}:{number}",
-                "references": [caption],
-            }
-
-
-def _caption_lines(file: Path, column: int | None) -> Iterator[tuple[int, str]]:
-    """Yield line number and caption of each line that is not empty."""
-    with (
-        naming(str(file), (UnicodeDecodeError,), DataError),
-        open(file, encoding="utf-8-sig", newline="\n") as lines,
-    ):
-        for number, line in enumerate(progress(lines, file.name, "line"), start=1):
-            columns = line.rstrip("\r\n").split("\t")
+        lines = read_utf8(file).split("\n")
+        for number, line in enumerate(progress(lines, file.name), start=1):
             if not line.strip():
                 continue
+            columns = line.rstrip("\r").split("\t")
             place = f"{file}, line {number} has {len(columns)} columns, {shown(line)}"
             asked = f"{place}: data.kwargs.column is {column}, counted from 0"
             with naming(asked, (ValueError, IndexError), DataError):
                 (caption,) = columns if column is None else [columns[column]]
-            yield number, caption.strip()
+            caption = caption.strip()
+            yield {
+                "split": _held_out(split, caption, fraction),
+                "image_id": f"{file.name}:{number}",
+                "references": [caption],
+            }
 
 
 def caption_targets(path: str | Path, val_fraction: HeldOut = 0.05) -> Rows:
@@ -271,12 +259,9 @@ def caption_targets(path: str | Path, val_fraction: HeldOut = 0.05) -> Rows:
     for number, where, item in json_lines(file):
         check_type(item, _Target, where)
         caption = single_spaced(item["caption"])
-        target = float(item["target"])
-        if not caption or not math.isfinite(target):
-            raise DataError(f"{where}: 'caption' is {caption!r}, 'target' is {target}")
         yield {
             "split": _held_out("train", caption, val_fraction),
             "image_id": f"{file.name}:{number}",
             "references": [caption],
-            "target": target,
+            "target": float(item["target"]),
         }

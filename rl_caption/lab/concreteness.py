@@ -19,7 +19,6 @@ from rewards.base import score_captions
 from rl_caption.config.build import quiet_libraries
 from rl_caption.data.base import DataError
 from rl_caption.data.files import write_json, write_json_lines
-from rl_caption.data.formats import where_from
 from rl_caption.data.plain_files import json_lines, read_utf8, single_spaced
 from rl_caption.evaluation import check_writable
 from rl_caption.lab.config import ConcretenessConfig
@@ -173,7 +172,8 @@ def _read(config: ConcretenessConfig, key: Literal["captions", "ratings"]) -> Da
     """
     path = Path(getattr(config, key))
     if not path.exists():
-        raise DataError(f"{key} {path} does not exist{where_from(config.source)}")
+        source = f". It takes {config.source}" if config.source else ""
+        raise DataError(f"{key} {path} does not exist{source}")
     wrong = ValueError, KeyError, TypeError, AttributeError
     with naming(
         str(path),

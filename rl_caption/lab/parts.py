@@ -97,7 +97,7 @@ def add_columns(
     first, step = map(int, (config.worker or "0/1").split("/"))
     own_parts = range(first, len(files), step)
     missing = [number for number in own_parts if not files[number].exists()]
-    for number in progress(missing, name, "part"):
+    for number in progress(missing, name):
         split, own = parts[number]
         new = columns(split, own)
         places = range(len(own))

@@ -62,7 +62,7 @@ def reproduce(table: Table, config: ReproduceConfig) -> str:
         raise ConfigError(
             f"no row of {table.paper} {table.key} ({table.title}) can be made:\n{reasons}"
         )
-    for cell in progress(todo, "cells", "cell"):
+    for cell in progress(todo, "cells"):
         try:
             cell.measured = measures.measure(cell)
         except (UserError, RewardError, ModuleNotFoundError) as error:

@@ -53,7 +53,7 @@ def test_the_recipe_of_the_paper_runs_from_downloads_to_scores(tmp_path, monkeyp
     coco = write_downloads(Path("data/coco").absolute())
     (coco / "images").symlink_to(photos.absolute())
     (coco / "features").symlink_to(features.absolute())
-    prepare(coco, {"dim": 2048}, subset=True)
+    prepare(coco, subset=True)
     student = Path("runs/lclip/dual/export/best")
     student.parent.mkdir(parents=True)
     tiny_student(student)

@@ -46,7 +46,7 @@ def test_each_line_becomes_a_file(tmp_path):
     for layout in ("bottom-up", "lxmert", "vinvl", "three columns"):
         out = tmp_path / layout
         lines = [line(number, layout) for number in (5, 6)]
-        assert convert_tsv(write_lines(tmp_path / "a.tsv", *lines), out) == (2, 0)
+        assert convert_tsv(write_lines(tmp_path / "a.tsv", *lines), out) == 2
         np.testing.assert_array_equal(stored(out, 6), features(6))
 
 
@@ -54,7 +54,7 @@ def test_repeated_lines_are_skipped_and_files_written_over(tmp_path):
     out = tmp_path / "out"
     for seed in (6, 7):
         lines = [line(6, "vinvl", features(seed)), line(6, "vinvl")]
-        assert convert_tsv(write_lines(tmp_path / "a.tsv", *lines), out) == (1, 1)
+        assert convert_tsv(write_lines(tmp_path / "a.tsv", *lines), out) == 1
         np.testing.assert_array_equal(stored(out, 6), features(seed))
 
 
@@ -65,7 +65,6 @@ def test_a_bad_line_is_named(tmp_path):
         (line(7, "three columns")[:-8], "num_boxes"),
         (line(7, "vinvl", features(7, dim=9)), r"image '7': .*\[3, 9\], expected 8"),
         (line(7, "vinvl", np.full((3, 8), np.nan)), r"features\[0, 0\] is nan"),
-        ("../7\t3\t" + text(features(7)), r"image '\.\./7'"),
     ):
         paths = write_lines(tmp_path / "a.tsv", line(5, "vinvl"), bad)
         with pytest.raises(DataError, match=rf"a\.tsv, line 2.*({message})"):
@@ -76,7 +75,7 @@ def test_a_cut_line_before_the_whole_one(tmp_path):
     bad, other = line(6, "bottom-up")[:-9], line(7, "bottom-up")[:-9]
     whole = [line(5, "bottom-up"), bad, line(6, "bottom-up")]
     out = tmp_path / "out"
-    assert convert_tsv(write_lines(tmp_path / "a.tsv", *whole), out) == (2, 0)
+    assert convert_tsv(write_lines(tmp_path / "a.tsv", *whole), out) == 2
     paths = write_lines(tmp_path / "a.tsv", *whole, other, bad)
     with pytest.raises(DataError, match=r"a\.tsv, line 4, image '7'"):
         convert_tsv(paths, out)

@@ -112,13 +112,10 @@ class HuggingFaceBench(Bench):
         samples = self.shapes.samples
         pixels = batch.inputs["pixel_values"]
         if copied == "images":
-            states = policy.family.encode(
-                policy.model, pixels.repeat_interleave(samples, 0)
-            )
-        else:
-            states = policy.family.encode(policy.model, pixels, None).repeat_interleave(
-                samples, 0
-            )
+            pixels = pixels.repeat_interleave(samples, 0)
+        states = policy.family.encode(policy.model, pixels, prompt=None)
+        if copied == "states":
+            states = states.repeat_interleave(samples, 0)
         decoder = policy.model.get_submodule(policy.family.text_model)
         return decoder(
             input_ids=ids, encoder_hidden_states=states, use_cache=False

@@ -15,9 +15,7 @@ from rl_caption.runtime.errors import ConfigError
 from rl_caption.scst.advantages import build_advantage
 from tests.captioners_for_tests import tiny_captioner
 from tests.steps_for_tests import (
-    assert_equal_gradients,
     batches_of,
-    gradient,
     scst_task,
 )
 from tests.training_for_tests import checked_run, lines, run_two, scst_config
@@ -76,16 +74,6 @@ def test_a_run_trains_with_it_in_one_process_or_two(start, tmp_path):
         assert a["advantage/abs"] > 0.1
         assert a["advantage/abs"] == pytest.approx(b["advantage/abs"], rel=1e-5)
         assert a["loss/total"] == pytest.approx(b["loss/total"], rel=1e-4, abs=1e-6)
-
-
-def test_it_sees_the_whole_step_however_it_is_split():
-    captioner = tiny_captioner()
-    task = scst_task(captioner, advantage=NAME)
-    whole = gradient(captioner, task, batches_of(captioner, 8, 8))
-    for size in (4, 2):
-        assert_equal_gradients(
-            whole, gradient(captioner, task, batches_of(captioner, 8, size))
-        )
 
 
 def test_greedy_captions_are_decoded_where_it_asks_for_them():

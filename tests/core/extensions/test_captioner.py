@@ -28,12 +28,6 @@ from rl_caption.data.base import Row, load_image
 from rl_caption.data.files import write_json
 from rl_caption.scst.rollout import sampling_noise
 from tests.captioners_for_tests import REFERENCES, sample_slowly, tiny_rows
-from tests.steps_for_tests import (
-    assert_equal_gradients,
-    batches_of,
-    gradient,
-    scst_task,
-)
 from tests.training_for_tests import (
     DATA,
     checked_run,
@@ -187,15 +181,6 @@ def test_captions_without_a_cache_are_those_of_each_caption_alone():
     assert torch.equal(tokens[:, :4], expected[..., : tokens.shape[-1]])
     greedy = captioner.token_logits(captioner.policy, inputs, tokens[:, 4:]).argmax(-1)
     assert torch.equal(greedy[mask[:, 4:]], tokens[:, 4:][mask[:, 4:]])
-
-
-def test_its_step_does_not_depend_on_how_it_is_split():
-    captioner = tiny()
-    task = scst_task(captioner, advantage="greedy", xe_weight=0.1)
-    split = gradient(captioner, task, batches_of(captioner, 8, 2))
-    assert_equal_gradients(
-        gradient(captioner, task, batches_of(captioner, 8, 8)), split
-    )
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from rl_caption.config.schema import DataConfig, XeConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
 from rl_caption.data.files import write_json
-from rl_caption.data.formats import rows_of
 from rl_caption.runtime.errors import ConfigError
 from tests.training_for_tests import xe_config
 
@@ -117,12 +116,6 @@ def test_rows_in_memory_are_the_data_of_any_program(data, tmp_path, monkeypatch,
     evaluation |= {"out": str(tmp_path / "scores"), "tokenizer": "python"}
     run_in_process("evaluate", evaluation, tmp_path)
     assert len(load_json(tmp_path / "scores/predictions.json")) == 2
-
-
-def test_a_wrong_row_is_named():
-    rows = [{"image": "b.png", "references": ["b"]}, {"image": "a.png"}]
-    with pytest.raises(DataError, match="row 1 has no 'references'"):
-        rows_of(rows)
 
 
 @pytest.mark.parametrize(

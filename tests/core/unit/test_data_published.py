@@ -9,7 +9,7 @@ import tarfile
 
 import pytest
 
-from rewards.images import image_identity, open_image
+from rewards.images import open_image
 from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
@@ -135,16 +135,6 @@ def test_summaries_of_sdci_are_references_and_images_without_are_left_out(tmp_pa
     check_data(data, data.splits)
 
 
-def test_urban_1k_pairs_files_by_name_and_reads_the_first_line(tmp_path):
-    for number in (1, 2, 10):
-        photo(tmp_path / "image" / f"{number}.png", number)
-        write(tmp_path / "caption" / f"{number}.txt", f"A street {number}.\nMore.")
-    rows = rows_of("test", format="urban1k", path=str(tmp_path))
-    assert [row["image_id"] for row in rows] == ["1", "2", "10"]
-    references = [row["references"] for row in rows]
-    assert references == [["A street 1."], ["A street 2."], ["A street 10."]]
-
-
 def test_json_lines_of_other_layouts_are_read_by_columns(tmp_path):
     line = {"image/key": "aar_1", "IIW": "A red car.", "part": "test", "objects": [{}]}
     path = write(tmp_path / "data.jsonlines", json.dumps(line) + "\n")
@@ -172,48 +162,9 @@ def datasets(tmp_path, monkeypatch):
     return library
 
 
-def tables(datasets, folder):
-    """Two splits, one of them in two files, as the hub stores them."""
-    folder.mkdir()
-    for name, numbers in (
-        ("train-00000-of-00002", [0, 1]),
-        ("train-00001-of-00002", [2]),
-        ("validation", [3]),
-    ):
-        columns = {
-            "picture": [{"bytes": encoded(n), "path": f"{n}.png"} for n in numbers],
-            "captions": [[f"Caption {n}.", "A thing."] for n in numbers],
-            "number": numbers,
-        }
-        table = datasets.Dataset.from_dict(columns)
-        table = table.cast_column("picture", datasets.Image())
-        table.to_parquet(folder / f"{name}.parquet")
-    return folder
-
-
 def assert_image(row, number):
     image = open_image(row["image"])
     assert image.tobytes() == noise_image(number, (8, 8)).tobytes()
-
-
-def test_parquet_and_a_data_set_of_the_hub_have_images_in_their_rows(
-    tmp_path, datasets
-):
-    folder = tables(datasets, tmp_path / "data")
-    columns = {"image": "picture", "references": "captions", "image_id": "{number}"}
-    config = DataConfig(format="hub", path=str(folder), columns=columns)
-    data = build_data(config)
-    assert sorted(data.splits) == ["train", "val"]
-    check_data(data, data.splits)
-    rows = list(data.split("train"))
-    assert [row["image_id"] for row in rows] == ["0", "1", "2"]
-    assert rows[2]["references"] == ["Caption 2.", "A thing."]
-    for number, row in enumerate(pickle.loads(pickle.dumps(rows))):
-        assert_image(row, number)
-    assert len({image_identity(row["image"]) for row in rows}) == 3
-    del columns["image_id"]
-    (numbered,) = build_data(config.replace(columns=columns)).split("val")
-    assert numbered["image_id"] == "val/0"
 
 
 def test_images_may_be_paths_and_sentences_objects(tmp_path, datasets):

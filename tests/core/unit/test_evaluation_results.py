@@ -86,21 +86,3 @@ def test_table_names_the_systems_that_lack_a_value():
     assert "– METEOR (scst): no Java runtime" in table
     assert "SPICE (scst): not asked for" in table
     assert "signatures differ:\n  xe, long: COCO-captions+ids:2 of 2+java17" in table
-
-
-def with_judges(*names):
-    values = {"CIDEr": 1.0} | {f"judge/{name}": 0.61238 for name in names}
-    return Evaluation(values, "S", 2)
-
-
-def test_judges_have_a_table():
-    judged = with_judges("L-CLIPS", "RefL, mine")
-    blocks = format_table({"xe": judged, "scst": EVALUATION}).split("\n\n")
-    lines = blocks[3].splitlines()
-    assert lines[0] == "| system | n | L-CLIPS | RefL, mine |"
-    assert lines[2:] == ["| xe | 2 | 0.6124 | 0.6124 |", "| scst | 2 | – | – |"]
-    assert ", L-CLIPS (scst), RefL, mine (scst): not asked for" in blocks[4]
-    cider = format_table({"xe": with_judges("cider")})
-    assert "cider (x100)" in cider
-    assert "61.24" in cider, "on the scale of CIDEr"
-    assert "0.6124" not in cider

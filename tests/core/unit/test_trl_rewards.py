@@ -18,6 +18,7 @@ from tests.clip_for_tests import (
     tiny_checkpoint,
     tiny_student,
 )
+from tests.encoders_for_tests import save_text_encoder
 from tests.hf_models_for_tests import with_template
 from tests.zoo.language_models import tiny_gpt2, tiny_regressor
 from tests.zoo.vision_language import answering_vlm, tiny_idefics3, tiny_qwen2_vl
@@ -38,22 +39,6 @@ QUESTIONS = [
 TEXT = ("bleu", "cider", "consensus", "diversity", "repetition", "rouge_l")
 
 
-def tiny_bert(folder):
-    """Save a BERT of random weights with a vocabulary of single letters."""
-    from transformers import BertConfig, BertModel, BertTokenizer
-
-    folder.mkdir()
-    letters = "abcdefghijklmnopqrstuvwxyz.?:"
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *letters]
-    words += [f"##{letter}" for letter in letters]
-    (folder / "vocab.txt").write_text("\n".join(words))
-    BertTokenizer(str(folder / "vocab.txt")).save_pretrained(folder)
-    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = BertConfig(vocab_size=len(words), intermediate_size=32, **shape)
-    BertModel(config).save_pretrained(folder)
-    return folder
-
-
 def every_reward(folder):
     """One reward of each registered name, with tiny random encoders, and a mixture."""
     clip = {"backbone": ARCHITECTURE, "pretrained": tiny_checkpoint(folder)}
@@ -64,7 +49,8 @@ def every_reward(folder):
     loaded = {"backbone": load_frozen_encoder(ARCHITECTURE, clip["pretrained"])}
     videos = ("emscore", "ref_emscore", "pac_s_video", "ref_pac_s_video")
     arguments |= dict.fromkeys(("pac_s", "ref_pac_s", *videos), loaded)
-    arguments["bertscore"] = {"model": str(tiny_bert(folder / "bert")), "layers": 2}
+    save_text_encoder(folder / "bert")
+    arguments["bertscore"] = {"model": str(folder / "bert"), "layers": 2}
     arguments["icc"] = {"model": str(tiny_regressor(folder / "icc"))}
     arguments["perplexity"] = {"model": str(tiny_gpt2(folder / "gpt2"))}
     long_model = tiny_gpt2(folder / "long_gpt2", positions=1024)

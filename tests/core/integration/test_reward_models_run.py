@@ -33,6 +33,7 @@ from tests.training_for_tests import (
     files,
     lines,
     run,
+    values,
     write_pipeline,
 )
 
@@ -79,11 +80,6 @@ def alone(folder, stage):
     return data | {"kwargs": kwargs}
 
 
-def logged(folder, key):
-    """The values of a key in a run's log."""
-    return [line[key] for line in lines(folder) if key in line]
-
-
 def best(folder):
     return json.loads((folder / "result.json").read_text())["best_metric"]
 
@@ -107,7 +103,7 @@ def trained(tmp_path_factory):
 
 def test_one_command_trains_the_chain(trained):
     for name in CHAIN:
-        assert len(logged(trained / name, "loss/total")) == 6
+        assert len(values(trained / name, "loss/total")) == 6
     tower = {"manifest.json", "config.json", "model.safetensors"}
     clip = {"manifest.json", "open_clip_config.json", "open_clip_model.safetensors"}
     for name, expected in (("dual", tower), ("image", tower), ("teacher", clip)):
@@ -137,9 +133,9 @@ def test_each_stage_keeps_what_it_freezes_and_exports_the_best_of_its_validation
         ("text", "val/teacher_cosine_text", 3),
         ("dual", "val/retrieval_r1", 4),
     ):
-        values = logged(trained / name, key)
-        assert len(values) == count
-        assert best(trained / name) == max(values)
+        found = values(trained / name, key)
+        assert len(found) == count
+        assert best(trained / name) == max(found)
 
 
 @pytest.mark.parametrize(
@@ -170,10 +166,10 @@ def test_tuned_on_positives_it_is_a_model_for_pac_s(trained, tmp_path):
     folder = tmp_path / "tuned"
     changes = {"train.trainable": "lora", "train.max_steps": 2}
     trained_run(chain(trained)["pac"], folder, **changes)
-    assert logged(folder, "positive/images")
-    start = logged(folder, "val/retrieval_r1")[0]
+    assert values(folder, "positive/images")
+    start = values(folder, "val/retrieval_r1")[0]
     assert start == pytest.approx(best(trained / "teacher"))
-    losses = logged(folder, "val/loss")
+    losses = values(folder, "val/loss")
     # of the start and the end; lower is better
     assert (len(losses), best(folder)) == (2, min(losses))
     before, after = (
@@ -194,8 +190,6 @@ def test_with_augmentation_the_teacher_sees_the_same_view(trained, tmp_path):
         "model.kwargs.patch_size": 16,
     }
     assert "data.augment" in refused(config, tmp_path / "smaller", **smaller)
-    narrow = {"model.kwargs.embed_dim": 8}
-    assert "embed_dim is 8" in refused(config, tmp_path / "narrow", **narrow)
 
 
 @pytest.mark.parametrize("stage", ["image", "text"])
@@ -204,9 +198,9 @@ def test_a_tower_learns_from_images_or_captions_alone(trained, tmp_path, stage):
     folder = tmp_path / "whole"
     trained_run(config, folder)
     key = f"val/teacher_cosine_{stage}"
-    values = logged(folder, key)
-    assert len(values) == 3
-    assert best(folder) == max(values)
+    found = values(folder, key)
+    assert len(found) == 3
+    assert best(folder) == max(found)
     logs = {name for line in lines(folder) for name in line if name.startswith("val/")}
     assert logs == {key, "val/seconds"}, "there are no pairs"
 
@@ -331,7 +325,7 @@ def test_a_dual_of_pretrained_parts_trains_its_heads_alone_and_is_distilled(
     for name, value in encoder.state_dict().items():
         assert torch.equal(start.text_encoder.state_dict()[name], value)
     assert start.logit_scale <= math.log(12) + 1e-6
-    first = logged(photos / "hybrid", "val/teacher_cosine_image")[0]
+    first = values(photos / "hybrid", "val/teacher_cosine_image")[0]
     assert best(photos / "hybrid") >= first
     score = LClipScore(backbone=str(dual))
     row = ScenesData(**DATA["kwargs"]).split("val")[0]

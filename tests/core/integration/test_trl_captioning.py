@@ -383,7 +383,6 @@ def test_the_shipped_configuration_is_understood_by_trl(trainer, monkeypatch):
 def test_the_example_of_the_documentation_runs(folder, tmp_path, monkeypatch):
     page = (REPOSITORY / "docs/trl.md").read_text()
     (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert 8 <= len(example.splitlines()) <= 20
     example = example.replace("Qwen/Qwen2-VL-2B-Instruct", str(folder / "qwen2_vl"))
     example = example.replace("photos/", f"{folder}/")
     example = example.replace("max_steps=500", "max_steps=1, use_cpu=True, bf16=False")

@@ -173,14 +173,6 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path, file):
     assert not (tmp_path / "executed").exists()
 
 
-def test_random_states_of_another_kind_are_an_error(tmp_path):
-    path = saved(tmp_path)
-    states = {"torch_manual_seed": torch.zeros(3, dtype=torch.uint8)}
-    torch.save(states, path / "random_states_0.pkl")
-    with pytest.raises(CheckpointError, match=r"random_states_0\.pkl"):
-        training(path)
-
-
 def test_another_model_and_other_trained_parameters_are_refused(tmp_path):
     path = saved(tmp_path)
     with pytest.raises(CheckpointError, match=path.name):

@@ -44,16 +44,6 @@ def test_pixels_equal_those_of_open_clip(mode):
         assert torch.allclose(found, transform(image), atol=1e-6), size
 
 
-def test_squashed_pixels_equal_those_of_open_clip():
-    half = (0.5, 0.5, 0.5)
-    options = {"mean": half, "std": half}
-    options |= {"resize_mode": "squash", "interpolation": "bilinear"}
-    transform = open_clip.image_transform(32, is_train=False, **options)
-    image = noise_image(4)
-    found = Preprocessing(32, **options)(image)
-    assert torch.allclose(found, transform(image), atol=1e-6)
-
-
 def test_tokens_of_a_caption_are_those_of_its_words():
     for text in WRITTEN:
         for length in (77, 7):

@@ -38,10 +38,9 @@ def backbone(tmp_path_factory):
 def test_greedy_matching_by_hand():
     cosines = np.array([[0.9, 0.1, 0.3], [0.2, 0.6, 0.4]])
     weights = np.array([0.75, 0.25]), np.full(3, 1 / 3)
-    precision = 0.75 * 0.9 + 0.25 * 0.6
-    recall = (0.9 + 0.6 + 0.4) / 3
-    f1 = greedy_f1(cosines, *weights)
-    assert f1 == pytest.approx(2 * precision * recall / (precision + recall))
+    # precision 0.825, recall 1.9 / 3
+    expected = 2 * 0.825 * 1.9 / (3 * 0.825 + 1.9)
+    assert greedy_f1(cosines, *weights) == pytest.approx(expected)
     assert greedy_f1(-cosines, *weights) == 0
 
 

@@ -206,19 +206,10 @@ def test_pixels_are_those_of_the_image_processor(tmp_path, processor, options):
         np.testing.assert_array_equal(ours(image).numpy(), expected)
 
 
-@pytest.mark.parametrize(
-    "size",
-    [
-        {
-            "height": 32,
-            "width": 40,
-        },
-        {"longest_edge": 32, "shortest_edge": 16},
-    ],
-)
-def test_an_image_processor_without_a_square_output_is_refused(size):
+def test_an_image_processor_without_a_square_output_is_refused():
+    processor = ViTImageProcessorPil(size={"height": 32, "width": 40})
     with pytest.raises(ValueError, match="no square"):
-        preprocessing_from(ViTImageProcessorPil(size=size))
+        preprocessing_from(processor)
 
 
 @pytest.mark.parametrize("off", ["do_normalize", "do_rescale"])
@@ -278,8 +269,6 @@ def test_what_cannot_be_loaded_is_named(tmp_path):
     vit = save_vit(tmp_path / "vit")
     with pytest.raises(ValueError, match=re.escape(repr(bert))):
         load_part(ImageEncoder, bert)
-    with pytest.raises(ValueError, match="ViTModel"):
-        load_part(TextEncoder, vit)
     ViTMAEModel(ViTMAEConfig(**VISION)).save_pretrained(tmp_path / "vit")
     with pytest.raises(ValueError, match="ViTMAEModel"):
         load_part(ImageEncoder, vit)

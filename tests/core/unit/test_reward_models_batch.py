@@ -373,12 +373,8 @@ def test_positives_that_are_missing_are_named(tmp_path):
     one = photo("b", positive_images=MADE["positive_images"][:1])
     check_positives([whole], ("image", "text"), "random")
     check_positives([one], ("image",), "first")
-    for row, wanted, captions, message in (
-        (one, "image", "random", "'b' has 1 positive_images for 3"),
-        (one, "text", "random", "'b'.*positive_captions"),
-    ):
-        with pytest.raises(DataError, match=message):
-            check_positives([whole, row], (wanted,), captions)
+    with pytest.raises(DataError, match="'b' has 1 positive_images for 3"):
+        check_positives([whole, one], ("image",), "random")
     (tmp_path / "bad.png").write_bytes(b"no image")
     images = [noise_image(2), str(tmp_path / "bad.png"), noise_image(2)]
     given = photo("c", positive_images=images)

@@ -239,15 +239,6 @@ def test_rows_that_lack_what_the_loss_reads_are_named_before_the_first_step(tmp_
     write_rows(data, [*rows[:-1], {k: last[k] for k in last if k != "negatives"}])
     said = refused(config, tmp_path / "run", **negatives)
     assert f"image '{last['image']}' has no negatives for 'a dog'" in said
-    write_rows(data, [row | {"negatives": [[]]} for row in rows])
-    by = {"eval.best_by": "val/hard_negatives"}
-    said = refused(
-        config,
-        tmp_path / "run",
-        **negatives,
-        **by,
-    )
-    assert "eval.best_by is 'val/hard_negatives', but" in said
     for row in rows:
         del row["negatives"]
         row["long_reference"] = "A dog. It runs."

@@ -167,30 +167,26 @@ def test_rows_of_known_rewards_share_calls_and_a_bad_request_fails_alone(monkeyp
         client = client_of(url)
         first = pool.submit(client.score, CAPTIONS[:1], references=REFERENCES[:1])
         wait_until(lambda: sizes)
-        orders = [slice(None), slice(None, None, -1)] * 2
-        good = [
-            pool.submit(client.score, CAPTIONS[order], references=REFERENCES[order])
-            for order in orders
-        ]
-        wait_until(lambda: client.health()["pending"] == 9)
+        # two calls of three requests, of which the first has a bad one
+        orders = [slice(None), slice(None, None, -1)] * 3
+        requests = [(CAPTIONS[order], REFERENCES[order]) for order in orders]
+        requests[0] = (["a", "b"], [["x"], []])
+        later = []
+        for count, (texts, references) in enumerate(requests, start=1):
+            later.append(pool.submit(client.score, texts, references=references))
+            wait_until(
+                lambda pending=1 + 2 * count: client.health()["pending"] == pending
+            )
         gate.set()
         expected = score(None, CAPTIONS, references=REFERENCES)["rouge"]
         assert first.result().total == expected[:1]
-        totals = [request.result().total for request in good]
-        assert totals == [expected[order] for order in orders]
-        assert sizes == [1, 6, 2], "of two captions each, at most max_batch a call"
-        gate.clear()
-        first = pool.submit(client.score, CAPTIONS, references=REFERENCES)
-        wait_until(lambda: len(sizes) == 4)
-        bad = pool.submit(client.score, ["a", "b"], references=[["x"], []])
-        wait_until(lambda: client.health()["pending"] == 4)
-        good = pool.submit(client.score, CAPTIONS, references=REFERENCES)
-        wait_until(lambda: client.health()["pending"] == 6)
-        gate.set()
+        bad, *good = later
         with pytest.raises(ServerError, match=r"422.*'rouge'.*row 1"):
             bad.result()
-        assert good.result().total == expected
-        assert sizes[4:] == [4, 2, 2]
+        totals = [request.result().total for request in good]
+        assert totals == [expected[order] for order in orders[1:]]
+        # at most max_batch a call; each of the bad call alone
+        assert sizes == [1, 6, 2, 2, 2, 6]
 
 
 def test_captions_that_are_compared_with_those_of_their_call_share_none():

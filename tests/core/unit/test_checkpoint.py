@@ -88,15 +88,11 @@ def test_model_optimizer_counters_and_random_states_come_back(tmp_path):
     assert np.array_equal(np.random.rand(3), drawn[1])
 
 
-def test_a_step_saved_again_is_replaced_and_counters_of_no_run_are_refused(tmp_path):
+def test_a_step_saved_again_is_replaced(tmp_path):
     for best in (0.1, 0.2):
         path = saved(tmp_path, best_metric=best)
     assert list(tmp_path.iterdir()) == [path]
     assert read_state(path).best_metric == 0.2
-    write_json(path / "trainer_state.json", {"no_such_counter": 1})
-    seal(path)
-    with pytest.raises(CheckpointError, match="no_such_counter"):
-        read_state(path)
 
 
 def test_older_checkpoints_damaged_ones_and_those_of_an_abandoned_future_are_pruned(
@@ -178,8 +174,9 @@ def test_another_model_and_other_trained_parameters_are_refused(tmp_path):
     with pytest.raises(CheckpointError, match=path.name):
         training(path, inputs=5)
     layer = torch.nn.Linear(3, 2)
-    adam = torch.optim.AdamW([("weight", layer.weight)])
-    with pytest.raises(CheckpointError, match="bias"):
+    # of the same shapes
+    adam = torch.optim.AdamW([("other", layer.weight), ("bias", layer.bias)])
+    with pytest.raises(CheckpointError, match="other"):
         load_weights(path, layer, adam)
 
 

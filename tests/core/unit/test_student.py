@@ -228,7 +228,6 @@ def test_initial_values():
     [
         ({"model_type": "clip"}, "'clip': expected 'l_clip'"),
         ({"embed_dim": 6}, r"image.head.weight \[5, 8\], not \[6, 8\]"),
-        ({"pad_attention": "causal"}, "pad_attention"),
     ],
 )
 def test_folders_that_hold_something_else_are_refused(tmp_path, change, message):

@@ -11,6 +11,7 @@ import torch
 from accelerate.state import PartialState
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import (
     _DummyBackendModule,
     _DummyPrivateUse1Hook,
@@ -97,34 +98,12 @@ def simulated(device):
     return isinstance(device, torch.device) and device.type == NAME
 
 
-def leaves_of(tree):
-    """What stands in the arguments of an operation, whose only containers are lists, tuples and the
-    keywords.
-    """
-    if isinstance(tree, list | tuple):
-        for value in tree:
-            yield from leaves_of(value)
-    else:
-        yield tree
-
-
-def mapped(function, tree):
-    """The same containers with each leaf replaced; torch's own ``tree_map`` takes most of the time
-    of a tiny run.
-    """
-    if type(tree) in (list, tuple):
-        return type(tree)([mapped(function, value) for value in tree])
-    if isinstance(tree, tuple):
-        return type(tree)(*[mapped(function, value) for value in tree])  # named
-    return function(tree)
-
-
 def compute(operator, args, kwargs):
     """The operation on the CPU tensors inside, wrapped. Raises RuntimeError where tensors are on
     both devices.
     """
     name = operator._schema.name
-    leaves = [*leaves_of(args), *leaves_of(list(kwargs.values()))]
+    leaves = tree_leaves((args, kwargs))
     own = [leaf for leaf in leaves if isinstance(leaf, SimulatedTensor)]
     inside = {id(leaf.inner): leaf for leaf in own}
     if not inside and not any(map(simulated, leaves)):
@@ -151,17 +130,17 @@ def compute(operator, args, kwargs):
         # in place: the same tensor
         return inside[id(leaf)] if id(leaf) in inside else SimulatedTensor(leaf)
 
-    options = {key: mapped(unwrapped, value) for key, value in kwargs.items()}
+    options = tree_map(unwrapped, kwargs)
     target = kwargs.get("device")
     if name == "aten::_to_copy":
         # without it an unchanged tensor would be itself
         options["device"] = torch.device("cpu")
-    result = operator(*mapped(unwrapped, args), **options)
+    result = operator(*tree_map(unwrapped, args), **options)
     if name == "aten::copy_":
         return args[0]
     if name == "aten::_to_copy" and target is not None and not simulated(target):
         return result
-    return mapped(wrapped, result)
+    return tree_map(wrapped, result)
 
 
 class _Backend(_DummyBackendModule):

@@ -374,9 +374,7 @@ def test_sigterm_ends_the_server_after_what_it_took(tmp_path):
     words = ["serve", "--config", "mix.yaml", "--port", port]
     command = [sys.executable, "-m", "rl_caption", *words]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, start_new_session=True
-    ) as server:
+    with subprocess.Popen(command, cwd=tmp_path, env=environment) as server:
         url = f"http://127.0.0.1:{port}"
         try:
             client_of(url, attempts=30, backoff=0.5).health()
@@ -390,5 +388,4 @@ def test_sigterm_ends_the_server_after_what_it_took(tmp_path):
                     assert request.result().total == [0.5, 0.5]
             assert server.wait(30) in (0, -signal.SIGTERM)
         finally:
-            if server.poll() is None:
-                os.killpg(server.pid, signal.SIGKILL)
+            server.kill()

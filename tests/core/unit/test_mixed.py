@@ -72,9 +72,6 @@ def test_columns_are_united_and_a_term_without_weight_adds_no_bound():
     mixed = MixedReward(terms)
     assert mixed.columns == {"references", "image_id"}
     assert mixed.bounds == (0, 5)
-    alone = MixedReward({"cider": (CiderD(), 1.0)})
-    assert alone.signature == CiderD().signature
-    assert alone.bounds == (0, 10)
 
 
 @pytest.mark.parametrize(

@@ -225,15 +225,10 @@ def _evaluated_run(config: CompareConfig, run: Path, name: str) -> str:
             run,
         )
     shared = {key: getattr(config, key) for key in EvaluateConfig.model_fields}
-    own = {
-        "data": data,
-        "split": split,
-        "out": str(Path(config.out, name)),
-        "report": False,
-    }
-    model = str(run / "export" / "best")
+    out, model = str(Path(config.out, name)), str(run / "export" / "best")
+    own = {"data": data, "split": split, "out": out, "report": False}
     evaluate_split(EvaluateModelConfig(**shared | own, model=model))
-    return str(own["out"])
+    return out
 
 
 def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
@@ -244,8 +239,9 @@ def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
     from rl_caption.programs.report.read import received_data
 
     notes = [Path(path) / SETTINGS for path in config.compare]
-    named = [read_json(note, EvaluationError) for note in notes if note.is_file()]
-    if len(named) < 2 or not all("data" in settings for settings in named):
+    found = [read_json(note, EvaluationError) for note in notes if note.is_file()]
+    named = [settings for settings in found if "data" in settings]
+    if len(named) < 2:
         return config
     first, second = (
         {key: settings["data"].get(key) for key in IMAGES_AND_TEXTS}
@@ -340,11 +336,10 @@ def settings_of(config: EvaluateConfig) -> dict[str, Any]:
     return settings | {"prompt": plain["prompt"], "decode": plain["decode"]}
 
 
-def _source_of(path: str, captions: Mapping[str, str]) -> dict[str, Any]:
+def _source_of(path: str, captions: Any) -> dict[str, Any]:
     """``predictions``: the hash of the file of captions; and ``weights``, where an evaluation that
     wrote it says so.
     """
-    assert isinstance(captions, Captions)
     note = Path(captions_file(path)).with_name(SETTINGS)
     noted = read_json(note, EvaluationError) if note.is_file() else {}
     source: dict[str, Any] = {"predictions": captions.sha256}
@@ -496,9 +491,7 @@ def _report(config: EvaluateConfig, rows: Sequence[Any]) -> None:
         return
     from rl_caption.programs.report.page import write_report
 
-    page = write_report(Path(config.out), rows)
-    if page is not None:
-        print(f"wrote {page}", file=sys.stderr)
+    write_report(Path(config.out), rows)
 
 
 def _score_candidates(

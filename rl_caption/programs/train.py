@@ -89,6 +89,10 @@ def train_scst(config: ScstConfig) -> TrainState:
         RewardError: the reward cannot score, or returns something that is no score.
         ConfigError, DataError, CaptionerError, NonFiniteError: as ``train_xe``.
     """
+    if config.model.init is None:
+        raise ConfigError(
+            "model.init is not set: name a captioner, or train one: rl-caption run own"
+        )
     options, rollout, data = config.train, config.rollout, config.data
     tokens, terms = rollout.max_new_tokens, config.reward.terms
     with open_run(config) as run:
@@ -137,15 +141,11 @@ def train_scst(config: ScstConfig) -> TrainState:
             partial(captioner.save_pretrained, policy),
             *make_metric(config, monitor),
         )
-        if (
-            run.accelerator.is_main_process
-            and config.report
-            and is_complete(run.folder)
-        ):
+        is_main = run.accelerator.is_main_process
+        if is_main and config.report and is_complete(run.folder):
             from rl_caption.programs.report.page import write_report
 
-            page = write_report(run.folder, run.val_rows)
-            print_main(run.accelerator, f"report: {page}" if page else "no report")
+            write_report(run.folder, run.val_rows)
         return state
 
 
@@ -249,7 +249,7 @@ def scst_signature(
     if options.objective != "reinforce":
         parts.append(options.objective + _kwargs(options.objective_kwargs))
     if getattr(objective, "needs_reference", False):
-        start = config.model.init or ""
+        start = str(config.model.init)
         weights = weights_hash(start)
         start = start if weights == start else weights[:8]
         kl = f"kl[{options.kl_coef:g},{start}]"
@@ -281,10 +281,9 @@ def make_metric(config: ScstConfig, monitor: HackingMonitor) -> tuple[str, str]:
     tokens = f"{config.rollout.max_new_tokens} tokens"
     if name == "val/cider":
         return name, f"{tokens}, tokenizer {config.data.tokenizer}"
-    scores: dict[str, Any] = {"val/reward": reward, **judges}
-    scores |= {f"val/reward/{term}": score for term, score in reward.rewards.items()}
-    key = f"val/judge/{name}" if name in judges else name
-    return key, f"{tokens}, {scores[name].signature}"
+    if name in judges:
+        return f"val/judge/{name}", f"{tokens}, {judges[name].signature}"
+    return name, f"{tokens}, {reward.signature}"
 
 
 def _frozen_copy(policy: nn.Module, accelerator: Accelerator) -> nn.Module:

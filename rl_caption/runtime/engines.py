@@ -50,7 +50,6 @@ def print_main(accelerator: Any, text: str) -> None:
     """Print a line from the main process to standard error, above a progress bar."""
     if accelerator.is_main_process:
         tqdm.write(text, file=sys.stderr)
-        sys.stderr.flush()
 
 
 def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:

@@ -127,17 +127,15 @@ def stop_signals_handled_by(
     handler: Callable[[int, FrameType | None], None],
 ) -> Iterator[None]:
     """Inside, ``handler`` is called for ``STOP_SIGNALS``; ignored ones (``nohup``) stay ignored."""
-    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    heard = [
-        number for number in STOP_SIGNALS if handlers[number] is not signal.SIG_IGN
-    ]
-    for number in heard:
-        signal.signal(number, handler)
+    before = {}
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        for number in heard:
-            signal.signal(number, handlers[number])
+        for number, old in before.items():
+            signal.signal(number, old)
 
 
 @contextlib.contextmanager

@@ -404,7 +404,7 @@ def find_checkpoint(settings: Mapping[str, Any]) -> Path | None:
     problems = [] if resume else ["run.resume is false"]
     if resume == "auto":
         before = read_state(newest).configuration
-        problems = changed_settings(before, computed(settings))
+        problems = changed_settings(before, settings)
     if problems:
         raise CheckpointError(
             f"{folder} holds a run ({newest.name}), and {'; '.join(problems)}. Choose another "
@@ -423,7 +423,8 @@ def computed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Differences between two results of ``computed``, as ``key: old -> new``."""
+    """Differences in what is ``computed`` by two configurations, as ``key: old -> new``."""
+    old, new = computed(old), computed(new)
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())
@@ -433,8 +434,7 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
 
 def changed_keys(saved: Path, settings: Mapping[str, Any]) -> list[str]:
     """``changed_settings`` of a saved configuration and one as JSON."""
-    before = read_yaml(saved, CheckpointError)
-    return changed_settings(computed(before), computed(settings))
+    return changed_settings(read_yaml(saved, CheckpointError), settings)
 
 
 def write_run_files(

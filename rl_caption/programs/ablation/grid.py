@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,6 @@ import yaml
 
 from rl_caption.config.schema import ScstConfig
 from rl_caption.data.files import write_text
-from rl_caption.evaluation import check_writable
 from rl_caption.evaluation.results import (
     LEFT_OUT,
     Column,
@@ -30,7 +28,6 @@ from rl_caption.evaluation.results import (
 )
 from rl_caption.programs.ablation.config import AblateConfig
 from rl_caption.runtime.errors import EXPECTED, ConfigError, config_errors
-from rl_caption.runtime.launch import run_lock, stop_requests
 from rl_caption.runtime.options import as_words
 from rl_caption.runtime.threads import cpu_threads
 from rl_caption.training.checkpoint import changed_keys, is_complete
@@ -108,14 +105,6 @@ def make_runs(grid: AblateConfig, words: Sequence[str], parse: Parse) -> list[Ru
     if not runs:
         raise ConfigError("cells or seeds is empty: expected at least one of each")
     return runs
-
-
-@contextmanager
-def owned(out: str) -> Iterator[Path]:
-    """Inside, no other process works on the grid in the folder ``out``, and a signal ends it."""
-    folder = check_writable(out)
-    with run_lock(folder, wait_seconds=10.0), stop_requests(leave=True):
-        yield folder
 
 
 def train_runs(

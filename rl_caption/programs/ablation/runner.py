@@ -25,7 +25,7 @@ from rl_caption.config.schema import ScstConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
 from rl_caption.data.plain_files import read_json
-from rl_caption.evaluation import Evaluation, write_evaluation
+from rl_caption.evaluation import Evaluation, check_writable, write_evaluation
 from rl_caption.evaluation.metrics import words_tokenizer
 from rl_caption.evaluation.results import Column, column_of
 from rl_caption.monitoring.judges import build_judges
@@ -36,13 +36,13 @@ from rl_caption.programs.ablation.grid import (
     Result,
     Run,
     make_runs,
-    owned,
     train_runs,
     write_tables,
 )
 from rl_caption.programs.evaluate import score_captions, settings_of
 from rl_caption.programs.report.read import read_evaluation, read_run
 from rl_caption.runtime.errors import ConfigError, config_errors
+from rl_caption.runtime.launch import run_lock, stop_requests
 from rl_caption.runtime.options import as_words
 from rl_caption.runtime.threads import cpu_threads
 from rl_caption.training.checkpoint import CheckpointError
@@ -61,7 +61,8 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
     quiet_libraries()
     # One line a captioner is enough here.
     logging.getLogger("rl_caption.evaluation").setLevel(logging.WARNING)
-    with owned(config.out) as out:
+    out = check_writable(config.out)
+    with run_lock(out, wait_seconds=10.0), stop_requests(leave=True):
         base, rows, runs = make_plan(config, parse)
         check_start(out, str(base.model.init), runs)
         tokenizer = words_tokenizer(config.tokenizer, base.data.tokenizer)
@@ -73,7 +74,11 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
             model: str | Path, trained: ScstConfig, folder: Path
         ) -> dict[str, float]:
             scores = evaluate_captioner(model, trained, config, judges, folder)
-            notes.update(dict.fromkeys(_notes(scores)))
+            for key, why in scores.left_out.items():
+                notes[f"{key} is left out: {why}"] = None
+            notes[f"decoding: {scores.decoding}"] = None
+            # Two signatures are not comparable.
+            notes[f"signature: {scores.signature}"] = None
             return scores.metrics
 
         def measure(run: Run) -> dict[str, float | None]:
@@ -100,12 +105,6 @@ def _column(key: str) -> Column:
     return Column("first alarm, step", 1, 0) if key == ALARM else column_of(key)
 
 
-def _notes(scores: Evaluation) -> list[str]:
-    """What a table of scores has to say beside them; two signatures are not comparable."""
-    left_out = [f"{key} is left out: {why}" for key, why in scores.left_out.items()]
-    return [*left_out, f"decoding: {scores.decoding}", f"signature: {scores.signature}"]
-
-
 def make_plan(
     config: AblateConfig, parse: Parse
 ) -> tuple[ScstConfig, Sequence[Row], list[Run]]:
@@ -119,7 +118,7 @@ def make_plan(
     """
     words = ["--config", config.recipe, *as_words(flatten_dict(config.all))]
     base: ScstConfig = parse(ScstConfig, words, "rl-caption scst")
-    if base.model.init is None or not is_captioner(base.model.init):
+    if not is_captioner(str(base.model.init)):
         raise ConfigError(
             f"{config.recipe}: model.init is {base.model.init!r}: expected the policy that all "
             "cells start from, a saved captioner or a name on the hub"

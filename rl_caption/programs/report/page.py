@@ -4,6 +4,7 @@ import base64
 import io
 import logging
 import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,6 @@ from rl_caption.evaluation.results import (
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.monitoring.judges import build_judges
 from rl_caption.programs.report.read import (
-    EvaluationFolder,
     ReportError,
     RunFolder,
     read_evaluation,
@@ -70,42 +70,26 @@ def make_page(
     Raises:
         ReportError, DataError, OSError: a folder holds nothing to report on, or a file is damaged.
     """
-    comparison = paths[0] / COMPARISON
+    comparison, differences = paths[0] / COMPARISON, []
     if comparison.is_file():
         found = read_json(comparison, ReportError)
         names = found["systems"]
-        systems = {name: read_evaluation(paths[0] / folder_of(name)) for name in names}
-        differences = list(difference_rows(found["differences"]))
-        return evaluations_page(systems, rows, images, differences=differences)
-    if len(paths) == 1 and (paths[0] / "config.yaml").is_file():
+        paths = [paths[0] / folder_of(name) for name in names]
+        differences = difference_rows(found["differences"])
+    elif len(paths) == 1 and (paths[0] / "config.yaml").is_file():
         return run_page(read_run(paths[0]), rows, images)
-    named = zip(unique_names(paths), paths, strict=True)
-    return evaluations_page(
-        {name: read_evaluation(p) for name, p in named}, rows, images
+    else:
+        names = unique_names(paths)
+    systems = dict(zip(names, map(read_evaluation, paths), strict=True))
+    captions = {name: one.captions for name, one in systems.items()}
+    scores = {name: one.scores for name, one in systems.items()}
+    return _render(
+        title=" / ".join(names),
+        subtitle="Evaluation of captions",
+        differences=differences,
+        table_text=format_table(scores),
+        **gallery(captions, systems[names[0]].settings, rows, images),
     )
-
-
-def evaluations_page(
-    evaluations: Mapping[str, EvaluationFolder],
-    rows: Sequence[Row] | None = None,
-    images: int = MAX_IMAGES,
-    differences: Sequence[Sequence[str]] = (),
-) -> str:
-    """One or several evaluations by name: a table, and captions of the same images.
-
-    ``differences`` are the lines of a comparison of two.
-    """
-    values = {
-        "title": " / ".join(evaluations),
-        "subtitle": "Evaluation of captions",
-        "differences": differences,
-        "table_text": format_table(
-            {name: one.scores for name, one in evaluations.items()}
-        ),
-    }
-    captions = {name: one.captions for name, one in evaluations.items()}
-    settings = next(iter(evaluations.values())).settings
-    return _render(**values | gallery(captions, settings, rows, images))
 
 
 def run_page(run: RunFolder, rows: Sequence[Row] | None, images: int) -> str:
@@ -275,18 +259,18 @@ def _picture(row: Mapping[str, Any]) -> str | None:
     return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 
-def write_report(folder: Path, rows: Sequence[Row]) -> Path | None:
-    """Write ``report.html`` into a folder, at the end of the program that wrote its results.
+def write_report(folder: Path, rows: Sequence[Row]) -> None:
+    """Write ``report.html`` into a folder, at the end of the program that wrote its results, and
+    print its path.
 
     What keeps the page from being written is a warning: the results are there, and ``rl-caption
     report`` makes it again.
     """
     try:
         write_text(folder / REPORT, make_page([folder], rows))
+        print(f"wrote {folder / REPORT}", file=sys.stderr)
     except (ReportError, DataError, RewardError, OSError) as error:
         logger.warning("WARNING: no %s for %s: %s", REPORT, folder, error)
-        return None
-    return folder / REPORT
 
 
 def main(config: ReportConfig) -> int:

@@ -140,7 +140,7 @@ def test_a_damaged_line_is_named_and_does_not_end_a_finished_run(tmp_path, caplo
     )
     with pytest.raises(ReportError, match=r"metrics\.jsonl, line 2"):
         make_page([folder])
-    assert write_report(folder, []) is None
+    write_report(folder, [])
     assert "line 2" in caplog.text
     assert not (folder / "report.html").exists()
 

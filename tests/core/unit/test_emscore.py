@@ -18,7 +18,6 @@ from rewards.trust import trust
 from tests.clip_for_tests import (
     ARCHITECTURE,
     Counted,
-    Drawn,
     noise_image,
     tiny_checkpoint,
     tiny_student,
@@ -125,17 +124,6 @@ def test_the_pooled_token_is_the_captions_embedding(tmp_path, kind):
     lengths = encoder.texts.encoder.lengths(encoder.token_ids(TEXTS))
     assert [len(rows) for _, rows in found] == lengths.tolist()
     assert [len(ids) for ids, _ in found] == lengths.tolist()
-
-
-def test_frames_are_embedded_a_single_time(backbone, tmp_path):
-    counted = Counted(backbone)
-    counted.has_tokens = True
-    counted.encode_tokens = backbone.encode_tokens
-    score = EmScore(counted, cache_dir=tmp_path)
-    video = [Drawn(1), Drawn(2)]
-    first = score(None, TEXTS * 2, image=[video, VIDEO] * 2)
-    assert score(None, TEXTS, image=[video, VIDEO]) == first[:2]
-    assert counted.images == 5
 
 
 def test_what_cannot_be_matched_is_refused(backbone):

@@ -61,17 +61,21 @@ class CaptionBatch:
 
     def to(self, device: torch.device) -> CaptionBatch:
         """The batch with its tensors on ``device``."""
-        return self._with(lambda tensor: tensor.to(device, non_blocking=True))
+        return self._with(lambda value: value.to(device, non_blocking=True))
 
     def pin_memory(self) -> CaptionBatch:
         """The batch in page-locked memory, from where a GPU copies while it computes; called by the
         loader.
         """
-        return self._with(Tensor.pin_memory)
+        return self._with(lambda value: value.pin_memory())
 
-    def _with(self, change: Callable[[Tensor], Tensor]) -> CaptionBatch:
+    def _with(self, change: Callable[[Any], Any]) -> CaptionBatch:
         tensors = (self.inputs, self.targets, self.target_mask)
-        return CaptionBatch(self.rows, *recursively_apply(change, tensors))
+        # Some inputs are lists of tensors in a class with the same two methods.
+        changed = recursively_apply(
+            change, tensors, test_type=lambda value: hasattr(value, "pin_memory")
+        )
+        return CaptionBatch(self.rows, *changed)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NotRequired, TypeVar
+from typing import Any, NotRequired
 
 from PIL import Image
 from typing_extensions import TypedDict
@@ -23,7 +23,6 @@ from rewards.language.caption_qa import ImageQuestion
 from rewards.videos import VideoFrame
 from rl_caption.runtime.errors import UserError
 
-AnyRow = TypeVar("AnyRow", bound=Mapping[str, Any])
 SHOWN = 3
 """How many offending rows or files an error message names."""
 COLUMNS = ("references", "image_id", "image", "questions")
@@ -188,16 +187,16 @@ def pixel_key(
     )
 
 
-def with_references(row: AnyRow, chosen: Sequence[int]) -> AnyRow:
+def with_references(row: Any, chosen: Sequence[int]) -> Any:
     """Copy a row with only the ``chosen`` references (ascending indices) and their entries in
     ``BY_REFERENCE``.
     """
-    copy: Any = dict(row)
+    copy = dict(row)
     for name in ("references", *BY_REFERENCE):
         entries = row.get(name)
         if isinstance(entries, list):
             copy[name] = [entries[index] for index in chosen if index < len(entries)]
-    return copy  # type: ignore[no-any-return]
+    return copy
 
 
 def reward_inputs(

@@ -7,7 +7,6 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import (
-    Callable,
     Collection,
     Iterable,
     Iterator,
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from PIL import Image
 
@@ -42,8 +41,6 @@ from rl_caption.data.files import write_text
 from rl_caption.data.plain_files import TextForms, progress, read_json
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
-R = TypeVar("R")
 MISSING = "missing images"
 UNREADABLE = "unreadable images"
 BAD_FEATURES = "missing or unusable features"
@@ -126,17 +123,11 @@ class CheckReport:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{split} {count}" for split, count in self.rows.items())
-        left_out = ", ".join(
-            f"{split} {count - len(self.kept[split])} of {count} rows"
-            for split, count in self.rows.items()
-        )
         number, total = len(self.problems) or "no", sum(self.rows.values())
         lines = [f"data: {number} problems in {total} rows ({counts})"]
         for kind, offenders in self.problems.items():
             first = first_of(offenders)
             lines.append(f"  - {len(offenders)} {kind}: {first} ({ADVICE[kind]})")
-        if self.problems:
-            lines.append(f"data.on_bad skip leaves out: {left_out}")
         lines += [f"WARNING: {sentence}" for sentence in self.warnings]
         return "\n".join(lines)
 
@@ -365,11 +356,11 @@ def verify(
 
 
 def in_parallel(
-    function: Callable[[T], R],
-    items: Sequence[T],
+    function: Any,
+    items: Sequence[Any],
     num_workers: int,
     title: str,
-) -> Iterator[R]:
+) -> Iterator[Any]:
     """Yield ``function(item)`` for every item in order, computed by threads, with the display of
     ``progress``.
     """

@@ -72,10 +72,9 @@ def read_captions(path: str | Path) -> Captions:
     data = Path(path).read_bytes()
     captions.sha256 = hashlib.sha256(data).hexdigest()
     rows = parse_file(data, path)
-    if isinstance(rows, dict) and "caption" not in rows:
-        rows = [{"image_id": key, "caption": text} for key, text in rows.items()]
-    elif isinstance(rows, dict):
-        rows = [rows]
+    if isinstance(rows, dict):
+        listed = [{"image_id": key, "caption": text} for key, text in rows.items()]
+        rows = [rows] if "caption" in rows else listed
     check_type(rows, _SomeCaptions, str(path))
     if "image_id" not in rows[0] and "image_name" in rows[0]:
         captions.by = "image_name"
@@ -193,20 +192,15 @@ def coco_records(
     Raises ``DataError`` for another format, a doubled image, and an annotation of an image that is
     not listed.
     """
-    unknown = []
-    with naming(f"{path} has no COCO annotations", (KeyError, TypeError), DataError):
+    problem = f"{path} has no COCO annotations, or of an image that is not listed"
+    with naming(problem, (KeyError, TypeError), DataError):
         ids = [
             _id(image["id"], f"{path}, id of an image") for image in content["images"]
         ]
+        _refuse(_doubled(ids), "listed more than once under 'images'", path)
         captions: dict[str, list[str]] = {image_id: [] for image_id in ids}
         for annotation in content["annotations"]:
-            image_id = str(annotation["image_id"])
-            if image_id in captions:
-                captions[image_id].append(annotation["caption"])
-            else:
-                unknown.append(image_id)
-    _refuse(_doubled(ids), "listed more than once under 'images'", path)
-    _refuse(unknown, "annotated but not among 'images'", path)
+            captions[str(annotation["image_id"])].append(annotation["caption"])
     return list(zip(content["images"], captions.values(), strict=True))
 
 
@@ -220,9 +214,7 @@ def references_for(
     """
     ids = list(image_ids)
     missing = [image_id for image_id in ids if not references.get(image_id)]
-    first = shown(next(iter(references), "none"))
-    problem = f"captioned but without references (of images such as {first})"
-    _refuse(missing, problem, source)
+    _refuse(missing, "captioned but without references", source)
     return [list(references[image_id]) for image_id in ids]
 
 
@@ -285,10 +277,8 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     for image_id in ids:
         ways = enumerate((os.path.abspath(image_id), *[image_id] * 4))
         found[image_id] = next((files_by[way] for way in ways if way in files_by), [])
-    missing = [image_id for image_id in ids if not found[image_id]]
-    _refuse(missing, "without a file here that is named like the id", root)
-    several = [image_id for image_id in ids if len(found[image_id]) > 1]
-    _refuse(several, "with more than one file that is named like it", root)
+    wrong = [image_id for image_id in ids if len(found[image_id]) != 1]
+    _refuse(wrong, "without exactly one file here that is named like the id", root)
     return [found[image_id][0] for image_id in ids]
 
 

@@ -5,7 +5,7 @@ opened.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ times.
 """
 
 
-def fingerprint(splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, str]:
+def fingerprint(splits: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
     """Number and hashes of the rows of each split, in their order.
 
     ``SPLIT ids`` is of the image ids, ``SPLIT texts`` of everything that people or models wrote,
@@ -40,9 +40,8 @@ def fingerprint(splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, 
     """
     hashes: dict[str, str] = {}
     for split, rows in splits.items():
-        digests, count = {aspect: hashlib.blake2b(digest_size=8) for aspect in PARTS}, 0
+        digests = {aspect: hashlib.blake2b(digest_size=8) for aspect in PARTS}
         for row in rows:
-            count += 1
             paths = chain.from_iterable(_files(row.get(key)) for key in FILES)
             files = [(path.name, *size_and_time(path)) for path in dict.fromkeys(paths)]
             content = {
@@ -54,7 +53,7 @@ def fingerprint(splits: Mapping[str, Iterable[Mapping[str, Any]]]) -> dict[str, 
             for aspect, values in content.items():
                 digests[aspect].update(json.dumps(values).encode())
         for aspect, digest in digests.items():
-            hashes[f"{split} {aspect}"] = f"{count} rows {digest.hexdigest()}"
+            hashes[f"{split} {aspect}"] = f"{len(rows)} rows {digest.hexdigest()}"
     return hashes
 
 

@@ -17,7 +17,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rewards.base import naming
 from rewards.videos import video_frames
@@ -77,8 +77,8 @@ def check_format(config: DataConfig, required: bool = False) -> None:
     """
     target, name = _target(config)
     if callable(target):  # otherwise the rows themselves
-        where = "data.kwargs"
-        check_options(target, 0, name, _options(config), where, KEYS, required)
+        options = _options(config)
+        check_options(target, 0, name, options, "data.kwargs", KEYS, required)
 
 
 def build_data(config: DataConfig) -> Splits:
@@ -95,8 +95,9 @@ def build_data(config: DataConfig) -> Splits:
     if config.source and path and is_local and not Path(path).exists():
         raise DataError(f"data.path {path!r} does not exist. It takes {config.source}")
     kept = (ConfigError, DataError)
+    wrong = (TypeError, ValueError, AttributeError, LookupError)
     with (
-        naming(f"data: {name}", (TypeError, ValueError), ConfigError, kept),
+        naming(f"data: {name} {path or ''}", wrong, ConfigError, kept),
         errors_of_user_code(name),
     ):
         data = target
@@ -206,8 +207,8 @@ def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Split
     return _map_rows(by_split(rows(), name), _kept_row)
 
 
-def _kept_row(row: Any) -> Row:
-    return cast(Row, pickle.loads(row) if isinstance(row, bytes) else row)
+def _kept_row(row: Any) -> Any:
+    return pickle.loads(row) if isinstance(row, bytes) else row
 
 
 def _rows_of_tables(
@@ -283,20 +284,22 @@ def with_features(data: Splits, root: str | Path, options: Mapping[str, Any]) ->
     ``options`` are arguments of ``FeatureOptions``.
     """
     file = Hdf5File(Path(root)) if os.path.isfile(root) else None
-    how = {"root": root, "options": FeatureOptions(**options), "file": file}
-    return _map_rows(data, partial(_with_features, how))
+    how = partial(
+        _with_features, root=root, options=FeatureOptions(**options), file=file
+    )
+    return _map_rows(data, how)
 
 
-def _with_features(how: Mapping[str, Any], row: Row) -> Row:
+def _with_features(row: Row, **how: Any) -> Row:
     return {**row, "features": features_of(row, **how)}
 
 
-def _video(num_frames: int, row: Row) -> Row:
+def _video(num_frames: int, row: Any) -> Any:
     """Replace a row's video file by ``num_frames`` of its frames."""
-    return {**row, "image": video_frames(cast(str, row.get("image")), num_frames)}
+    return {**row, "image": video_frames(row.get("image"), num_frames)}
 
 
-def _long(row: Row) -> Row:
+def _long(row: Row) -> Any:
     """Make the long description of a row its only reference; the others become
     ``short_references``.
 
@@ -309,4 +312,4 @@ def _long(row: Row) -> Row:
         )
     kept = {key: value for key, value in row.items() if key not in BY_REFERENCE}
     long = {"references": [description], "short_references": row["references"]}
-    return cast(Row, kept | long)
+    return kept | long

@@ -30,7 +30,6 @@ from rl_caption.runtime.types import Batch, CaptionBatch
 if TYPE_CHECKING:
     from rl_caption.captioners.base import Captioner
 
-AUGMENTATIONS = ("horizontal", "vertical", "transpose", "crop")
 SMALLEST_CROP = 0.75
 """Side of the smallest crop, as a fraction of the image's side."""
 
@@ -99,16 +98,12 @@ def micro_batch_size(
     batch_size: int, micro_batch_size: int | None, processes: int
 ) -> int:
     """Images per forward pass of one process. Raises ``ConfigError`` where they do not divide."""
-    if batch_size % processes:
-        raise ConfigError(
-            f"train.batch_size {batch_size} is not a multiple of the {processes} processes"
-        )
-    images = batch_size // processes
+    images, rest = divmod(batch_size, processes)
     size = micro_batch_size or images
-    if images % size:
+    if rest or images % size:
         raise ConfigError(
-            f"train.micro_batch_size {size} does not divide the {images} images of a process "
-            f"(train.batch_size {batch_size} / {processes} processes)"
+            f"train.batch_size {batch_size} is not a multiple of {processes} processes times "
+            f"train.micro_batch_size {size}"
         )
     return size
 
@@ -123,7 +118,7 @@ def augment(
     """Augment an image, ``pixels`` [C, S, S] with any number of channels: returns a new tensor of
     the same shape.
 
-    A pure function of the arguments. ``names`` are among ``AUGMENTATIONS``:
+    A pure function of the arguments. ``names`` are among these:
 
     - ``horizontal``, ``vertical``: mirror with probability 1/2.
     - ``transpose``: swap the axes with probability 1/2 (with both mirrors: all eight symmetries of
@@ -172,9 +167,8 @@ class Collate:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        unknown = sorted(set(self.augmentations) - set(AUGMENTATIONS))
-        if unknown:
-            raise ConfigError(f"data.augment has {unknown}: expected {AUGMENTATIONS}")
+        if "rand_augment" in self.augmentations:
+            raise ConfigError("data.augment: rand_augment is for reward models only")
         if self.augmentations and not self.captioner.augmentable:
             raise ConfigError(
                 "data.augment is set, and the model's processor cuts images into patches or crops, "

@@ -7,15 +7,14 @@ import re
 import sys
 import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
 from tqdm.auto import tqdm
-from typing_extensions import TypedDict
 
 from rewards.base import naming
 from rewards.files import unique_keys
@@ -23,7 +22,6 @@ from rl_caption.data.base import SHOWN, DataError
 from rl_caption.runtime import options
 from rl_caption.runtime.options import shown as shown
 
-T = TypeVar("T")
 check_type = partial(options.check_type, error=DataError)
 """Check that a value has a type (``rewards.options.check_type``). Raises ``DataError``."""
 SPECIAL_TOKENS = re.compile(
@@ -33,30 +31,19 @@ SPECIAL_TOKENS = re.compile(
 )
 """Special tokens of the usual tokenizers, and marks by which they write spaces and parts of words.
 """
-_CHINESE_OR_JAPANESE = re.compile(
-    "[\u3040-\u30ff\u3100-\u312f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af]"
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3100-\u312f"
+    "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af]"
 )
-_THAI_AND_OTHERS = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]")
-"""Letters of Thai, Lao, Burmese and Khmer, which write no spaces either."""
+"""Letters of languages that write no spaces: Thai, Lao, Burmese, Khmer, Japanese and Chinese."""
 _MARKS = re.compile(r"[<\[#ĠĊ▁]")
 """What each of them begins with, which is found faster."""
-
-
-def _without_tokens(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object without ``tokens`` where it has ``raw``: they take most of the memory of Karpathy
-    JSON (0.9 GB for COCO).
-    """
-    values = unique_keys(pairs)
-    if values.get("raw") is not None:
-        values.pop("tokens", None)
-    return values
 
 
 def parse_json(
     content: bytes | str,
     where: str | Path,
     error: type[Exception] = DataError,
-    make_object: Callable[[Any], Any] = unique_keys,
 ) -> Any:
     """Parse JSON text in UTF-8, UTF-16 or UTF-32.
 
@@ -64,10 +51,9 @@ def parse_json(
         content: the text.
         where: the source, with which error messages begin.
         error: the exception to raise where it is not JSON, or an object repeats a key.
-        make_object: of the pairs of an object.
     """
     with naming(f"{where} is not JSON", (ValueError,), error):
-        return json.loads(content, object_pairs_hook=make_object)
+        return json.loads(content, object_pairs_hook=unique_keys)
 
 
 def parse_file(data: bytes, path: str | Path) -> Any:
@@ -77,7 +63,7 @@ def parse_file(data: bytes, path: str | Path) -> Any:
     first, _, rest = data.strip().partition(b"\n")
     if rest and first.startswith(b"{") and first.rstrip().endswith(b"}"):
         return [value for *_, value in json_lines(path, data.split(b"\n"))]
-    return parse_json(data, path, make_object=_without_tokens)
+    return parse_json(data, path)
 
 
 def json_lines(
@@ -118,30 +104,17 @@ def read_yaml(file: Path, error: type[Exception], kind: Any = dict) -> Any:
     return content
 
 
-class _Line(TypedDict):
-    step: int
+def read_log(file: Path, error: type[Exception]) -> list[dict[str, Any]]:
+    """The records of the lines of ``metrics.jsonl`` or ``samples.jsonl``.
 
-
-def read_log(
-    file: Path, error: type[Exception]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield ``FILE, line N`` and the record of each line of ``metrics.jsonl`` or ``samples.jsonl``.
-
-    Every record has an integer ``step``. An incomplete last line, as a killed run leaves, is
-    skipped. Raises as ``read_json`` does.
+    A last line without its end, as a killed run leaves, is skipped. Raises as ``read_json`` does.
     """
-    lines = file.read_bytes().split(b"\n")
-    for number, line in enumerate(lines, start=1):
-        where = f"{file}, line {number}"
-        if line.strip():
-            try:
-                record = parse_json(line, where, error)
-            except error:
-                if number == len(lines):
-                    return
-                raise
-            check_type(record, _Line, where, error=error)
-            yield where, record
+    *lines, _ = file.read_bytes().split(b"\n")
+    return [
+        parse_json(line, f"{file}, line {number}", error)
+        for number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
 
 
 def single_spaced(text: str) -> str:
@@ -161,9 +134,7 @@ FORMS = {
     "decomposed": "write accents apart from their letters (Unicode NFD) and others do not (NFC), so "
     "that equal words do not match: normalise all of them to NFC",
     "char": "write no spaces, so that a caption is a word or two: set the tokenizer to char "
-    "(data.tokenizer, --tokenizer)",
-    "thai": "write no spaces, so that a caption is a word or two: write spaces between words, and "
-    "set the tokenizer to unicode",
+    "(data.tokenizer, --tokenizer), or write spaces between words and set it to unicode",
 }
 """Form of captions that costs scores -> what it costs, and what to do."""
 
@@ -193,10 +164,8 @@ class TextForms:
             self.has_composed |= not unicodedata.is_normalized("NFD", text)
             if not unicodedata.is_normalized("NFC", text):
                 kinds.append("decomposed")
-            if _lacks_spaces(text, _CHINESE_OR_JAPANESE, 3):
+            if _lacks_spaces(text):
                 kinds.append("char")
-            elif _lacks_spaces(text, _THAI_AND_OTHERS, 8):
-                kinds.append("thai")
         for kind in kinds:
             self.found[kind].append(f"{where}: {shown(text)}")
 
@@ -209,7 +178,7 @@ class TextForms:
         harmless = {
             "char": {"decomposed", "char"},
             "unicode": {"decomposed"},
-            None: {"char", "thai"},
+            None: {"char"},
         }.get(tokenizer, set())
         if not self.has_composed:
             harmless.add("decomposed")
@@ -221,22 +190,20 @@ class TextForms:
         ]
 
 
-def _lacks_spaces(text: str, letters: re.Pattern[str], longest: int) -> bool:
-    """Whether a text is in a script of these ``letters``, and its words have more than ``longest``
-    on average, or it is one word of three or more where ``longest`` is 3.
+def _lacks_spaces(text: str) -> bool:
+    """Whether a text is in a script that has no spaces, and its words have more than six letters on
+    average.
     """
-    count = len(letters.findall(text))
-    words = sum(letters.search(word) is not None for word in text.split())
-    is_one_word = longest == 3 <= count and words == 1
-    in_script = 2 * count >= sum(map(str.isalnum, text)) and words > 0
-    return in_script and (count > longest * words or is_one_word)
+    count = len(_UNSPACED.findall(text))
+    words = sum(_UNSPACED.search(word) is not None for word in text.split())
+    return 2 * count >= sum(map(str.isalnum, text)) and count > 6 * words
 
 
 def progress(
-    items: Iterable[T],
+    items: Iterable[Any],
     title: str,
     total: int | None = None,
-) -> Iterator[T]:
+) -> Iterator[Any]:
     """Yield the items; show a bar in the main process after two seconds, or a line each ten seconds
     where there is no terminal.
 

@@ -9,7 +9,6 @@ from typing import Any
 from rl_caption.data.base import DataError
 from rl_caption.data.rows import karpathy
 
-KARPATHY = "dataset_coco.json"
 SOURCES = """\
   dataset_coco.json
     https://cs.stanford.edu/people/karpathy/deepimagesent/caption_datasets.zip
@@ -28,7 +27,7 @@ def prepare(folder: str | Path, subset: bool = False) -> dict[str, dict[str, int
 
     Raises ``DataError`` where the file is missing or, unless it is a ``subset``, a count differs.
     """
-    file = Path(folder, KARPATHY)
+    file = Path(folder, "dataset_coco.json")
     if not file.is_file():
         raise DataError(f"{file} is missing. What to download:\n{SOURCES}")
     counts: dict[str, dict[str, int]] = {"images": {}, "captions": {}}

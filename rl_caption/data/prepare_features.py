@@ -104,8 +104,8 @@ def _images(config: Any) -> dict[str, str]:
     if path.is_dir() and not any(path.glob("dataset*.json")):
         pairs = [(file.stem, str(file)) for file in sorted(list_images(path))]
     else:
-        root = config.image_root or ""
-        data = karpathy(path, root, config.image_extension, config.flatten)
+        options = config.image_extension, config.flatten
+        data = karpathy(path, config.image_root or "", *options)
         rows = (row for split in config.splits or data for row in data[split])
         pairs = [(row["image_id"], str(row["image"])) for row in rows]
     images: dict[str, str] = {}
@@ -142,9 +142,9 @@ def convert_tsv(paths: Sequence[str | Path], out: Path, dtype: str = "float32") 
     dim: int | None = None
     converted = set[str]()
     bad: dict[str, DataError] = {}
-    for path in map(Path, paths):
+    for path in paths:
         with open(path, "rb") as file:
-            for number, line in enumerate(progress(file, path.name), start=1):
+            for number, line in enumerate(progress(file, f"{path}"), start=1):
                 columns = line.rstrip(b"\r\n").split(b"\t")
                 image_id = columns[0].decode(errors="replace")
                 where = f"{path}, line {number}, image {image_id!r:.80}"

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from operator import itemgetter
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any
 
 from pydantic import Field, FiniteFloat
 from typing_extensions import TypedDict
@@ -22,7 +22,6 @@ from rl_caption.data.plain_files import (
     check_type,
     hash_text,
     json_lines,
-    progress,
     read_json,
     read_utf8,
     shown,
@@ -33,16 +32,6 @@ from rl_caption.data.rows import STANDARD_SPLITS, standard_split
 HeldOut = Annotated[float, Field(gt=0, lt=1)]
 Rows = Iterator[dict[str, Any]]
 """Rows (``rl_caption.data.base.Row``) with their ``split``."""
-
-
-class _Conversation(TypedDict):
-    image: str
-    conversations: list[dict[str, str]]
-
-
-class _DenseImage(TypedDict):
-    image: str
-    summaries: NotRequired[dict[str, Any] | None]
 
 
 class _Target(TypedDict):
@@ -75,12 +64,10 @@ def coco(
     file = Path(path)
     root = file.parent / image_root
     for image, captions in coco_records(read_json(file, DataError), file):
-        with naming(str(file), (KeyError, TypeError), DataError):
-            place = os.path.join(root, image["file_name"])
         yield {
             "split": split if split_by is None else str(image.get(split_by)),
             "image_id": str(image["id"]),
-            "image": place,
+            "image": os.path.join(root, image["file_name"]),
             "references": captions,
         }
 
@@ -108,7 +95,7 @@ def sharegpt4v(
     """
     file = Path(path)
     root = file.parent / image_root
-    items = read_json(file, DataError, list[_Conversation])
+    items = read_json(file, DataError, list)
     for index, item in enumerate(filter(itemgetter("conversations"), items)):
         description = item["conversations"][-1]["value"].replace("\n", " ")
         yield {
@@ -136,8 +123,8 @@ def densely_captioned(path: str | Path) -> Rows:
     folder = Path(path)
     files = read_json(folder / "splits.json", DataError, dict[str, list[str]])
     for split, names in files.items():
-        for name in progress(names, split):
-            content = read_json(folder / "complete" / name, DataError, _DenseImage)
+        for name in names:
+            content = read_json(folder / "complete" / name, DataError)
             summaries = (content.get("summaries") or {}).get("base", [])
             texts = [summaries] if isinstance(summaries, str) else summaries
             references = [text for text in texts if text.strip()]
@@ -188,7 +175,7 @@ def images(path: str | Path, val_fraction: HeldOut = 0.01) -> Rows:
     root = Path(path)
     folders = map(standard_split, (path.name for path in root.glob("*/")))
     fraction = 0 if "val" in folders else val_fraction
-    for file in progress(list_images(root), root.name):
+    for file in list_images(root):
         place = file.relative_to(root)
         folder, name = standard_split(place.parts[0]), place.as_posix()
         split = folder if folder in STANDARD_SPLITS else "train"
@@ -232,7 +219,7 @@ def captions(
                 f"{file}: expected one caption a line, or columns separated by tabs"
             )
         lines = read_utf8(file).split("\n")
-        for number, line in enumerate(progress(lines, file.name), start=1):
+        for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             columns = line.rstrip("\r").split("\t")

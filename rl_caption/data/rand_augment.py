@@ -43,7 +43,7 @@ def rand_augment(
 
 
 def apply_operation(image: Image.Image, operation: str, strength: float) -> Image.Image:
-    """Apply one of ``OPERATIONS`` to an RGB image; ``strength`` in [-1, 1] is a fraction of the
+    """Apply one of ``OPERATIONS`` to a square RGB image; ``strength`` in [-1, 1] is a fraction of the
     largest magnitude.
 
     The largest magnitudes are a shear of 0.3, a shift by 150/331 of the side (whole pixels), 30
@@ -51,20 +51,17 @@ def apply_operation(image: Image.Image, operation: str, strength: float) -> Imag
     Interpolation is nearest-neighbour.
     """
 
-    def apply_affine(*matrix: float) -> Image.Image:
-        return image.transform(image.size, Image.Transform.AFFINE, matrix)
-
+    shear, shift = 0.3 * strength, -int(150 / 331 * image.width * strength)
+    matrices = {
+        "ShearX": (1, shear, 0, 0, 1, 0),
+        "ShearY": (1, 0, 0, shear, 1, 0),
+        "TranslateX": (1, 0, shift, 0, 1, 0),
+        "TranslateY": (1, 0, 0, 0, 1, shift),
+    }
+    if operation in matrices:
+        affine = Image.Transform.AFFINE
+        return image.transform(image.size, affine, matrices[operation])
     match operation:
-        case "ShearX":
-            return apply_affine(1, 0.3 * strength, 0, 0, 1, 0)
-        case "ShearY":
-            return apply_affine(1, 0, 0, 0.3 * strength, 1, 0)
-        case "TranslateX":
-            return apply_affine(1, 0, -int(150 / 331 * image.width * strength), 0, 1, 0)
-        case "TranslateY":
-            return apply_affine(
-                1, 0, 0, 0, 1, -int(150 / 331 * image.height * strength)
-            )
         case "Rotate":
             return image.rotate(30 * strength)
         case "Brightness" | "Contrast" | "Sharpness":

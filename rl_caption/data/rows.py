@@ -309,12 +309,11 @@ def karpathy(
     """
     file = Path(path)
     if file.is_dir():
-        files = sorted(file.glob("dataset*.json"))
-        if len(files) != 1:
-            names = [file.name for file in files]
-            raise DataError(f"{path} must hold one dataset*.json, found {names}")
-        (file,) = files
+        with naming(f"{path} must hold one dataset*.json", (ValueError,), DataError):
+            (file,) = file.glob("dataset*.json")
     root = file.parent / image_root
     content = parse_file(file.read_bytes(), file)
-    rows = karpathy_rows(content, file, root, image_extension, flatten)
-    return by_split(rows, file)
+    return by_split(
+        karpathy_rows(content, file, root, image_extension, flatten),
+        file,
+    )

@@ -470,12 +470,12 @@ def drop_after(path: Path, step: int) -> None:
     """Remove the lines of steps after ``step``, which are run again, and a last line that a kill
     left incomplete.
 
-    Raises CheckpointError if any other line is not JSON or has no integer ``step``.
+    Raises CheckpointError if any other line is not JSON.
     """
     if not path.exists():
         return
     lines = read_log(path, CheckpointError)
-    kept = [_line(record) for _, record in lines if record["step"] <= step]
+    kept = [_line(record) for record in lines if record["step"] <= step]
     with atomic_write(path) as file:
         file.writelines(kept)
 

@@ -135,7 +135,7 @@ def shown_key(key: str) -> str:
 def read_run(path: Path) -> RunFolder:
     """Read a run, which may still be going on."""
     log, result = path / "metrics.jsonl", path / "result.json"
-    lines = [line for _, line in read_log(log, ReportError)] if log.is_file() else []
+    lines = read_log(log, ReportError) if log.is_file() else []
     state = _read(result)
     newest = newest_checkpoint(path / "checkpoints")
     if newest is not None and not result.is_file():

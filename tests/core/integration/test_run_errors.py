@@ -128,7 +128,7 @@ def test_user_code_that_exits_ends_with_an_error_and_its_line(
     [
         (
             {"train.micro_batch_size": 3},
-            "train.micro_batch_size 3 does not divide the 8 images of a process",
+            "is not a multiple of 1 processes times train.micro_batch_size 3",
         ),
         (
             {"train.max_target_tokens": 17},

@@ -102,7 +102,7 @@ UNKNOWN = {
     [
         (read_references, {"1": ["a dog", " "], "2": ["x"]}, "1 images .*first: '1'"),
         (read_references, DOUBLED, "1 images .*first: '1'"),
-        (read_references, UNKNOWN, "not among 'imag"),
+        (read_references, UNKNOWN, "not listed: '"),
         (
             read_references,
             {"images": [{"id": 1}, {"id": 1}], "annotations": []},
@@ -204,9 +204,9 @@ def test_only_images_are_found_and_an_exact_name_wins(tmp_path):
     }
     found = find_images(tmp_path, [*expected])
     assert [Path(path).name for path in found] == [*expected.values()]
-    with pytest.raises(DataError, match=r"more than one file.*'2'"):
+    with pytest.raises(DataError, match=r"exactly one file.*'2'"):
         find_images(tmp_path, ["1", "2"])
-    with pytest.raises(DataError, match=r"without a file.*'4'"):
+    with pytest.raises(DataError, match=r"exactly one file.*'4'"):
         find_images(tmp_path, ["4"])
 
 

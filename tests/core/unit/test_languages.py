@@ -246,7 +246,7 @@ ENGLISH = {
     ("texts", "tokenizer", "advice"),
     [
         *((CHINESE, name, "char") for name in ("ptb", "unicode", "none")),
-        *((THAI, name, "spaces between words") for name in ("ptb", "char", "none")),
+        *((THAI, name, "spaces between words") for name in ("ptb", "none")),
         (CHINESE, "char", ""),
         (SPACED, "ptb", ""),
         (ENGLISH, "ptb", ""),

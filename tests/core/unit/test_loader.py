@@ -56,7 +56,7 @@ def test_sizes_that_do_not_divide_are_refused():
     assert micro_batch_size(12, 3, 2) == 3
     with pytest.raises(ValueError, match=r"batch_size 9.*2 processes"):
         micro_batch_size(9, None, 2)
-    with pytest.raises(ValueError, match="does not divide the 6 images"):
+    with pytest.raises(ValueError, match=r"12.*2 processes.*micro_batch_size 4"):
         micro_batch_size(12, 4, 2)
 
 
@@ -150,7 +150,7 @@ def test_flips_mirror_some_images_of_a_step_others_of_the_next_and_never_the_cac
     assert len(set(first)) == 4
     assert first == mirrored(0)
     assert first != mirrored(1)
-    with pytest.raises(ValueError, match=r"data.augment has \['rand_augment'\]"):
+    with pytest.raises(ValueError, match="rand_augment is for"):
         Collate(captioner, augmentations=["rand_augment"])
 
 

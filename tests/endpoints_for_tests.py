@@ -59,9 +59,3 @@ def listing(**masses):
 def writing(text):
     """An answer of the endpoint that is a text."""
     return {"choices": [{"message": {"content": text}}], "usage": {"total_tokens": 50}}
-
-
-def prompt_of(body):
-    """The text of a request, without its image."""
-    content = body["messages"][0]["content"]
-    return content if isinstance(content, str) else content[-1]["text"]

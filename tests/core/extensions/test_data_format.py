@@ -54,7 +54,7 @@ def csv_captions(
 
 
 def memory(folder: Path, name: str) -> Any:
-    """Eight rows with their photos: in lists by split, in one list, or in tables."""
+    """Eight rows with their photos: in lists by split, or in one list."""
     rows = list(csv_captions(str(folder / "captions.csv"), str(folder / "images"), 4))
     for row in rows:
         row["image"] = (
@@ -62,12 +62,6 @@ def memory(folder: Path, name: str) -> Any:
         )
     if name == "list":
         return rows
-    if name == "tables":
-        datasets = pytest.importorskip("datasets")
-        table = datasets.Dataset.from_list(rows).cast_column("image", datasets.Image())
-        return datasets.DatasetDict(
-            train=table.select([0, 1, 2, 4, 5, 6]), val=table.select([3, 7])
-        )
     splits = {"train": [], "val": []}
     for row in rows:
         splits[row.pop("split")].append(row)
@@ -97,7 +91,7 @@ def data(tmp_path) -> dict[str, Any]:
     return {"target": NAME, **options, "kwargs": {"val_every": 4}}
 
 
-@pytest.mark.parametrize("kind", ["lists", "list", "tables"])
+@pytest.mark.parametrize("kind", ["lists", "list"])
 def test_rows_in_memory_are_the_data_of_any_program(data, tmp_path, monkeypatch, kind):
     monkeypatch.setattr(sys.modules[__name__], "ROWS", memory(tmp_path, kind))
     made = {"target": f"{__name__}:ROWS", "path": "of no use"}

@@ -105,12 +105,6 @@ KINDS = {
         ),
         [None, "text", [["a", 1]] * 32, ["a"]],
     ),
-    ":Named": (
-        lambda out: make_positives(
-            PositivesConfig(data=SCENES, captions=RECAPTIONER, out=out)
-        ),
-        [None, "text", ["a"] * 33],
-    ),
     "Named": (
         lambda out: make_positives(
             PositivesConfig(data=SCENES, images=DRAWER, out=out)

@@ -373,9 +373,6 @@ def test_folders_are_compared_on_the_data_that_they_name(folder):
         write_json(f"{name}/settings.json", settings | {"data": received})
     with pytest.raises(ConfigError, match="os:system"):
         compare_systems(compared)
-    bare = [pair[0], str(folder / "captions.json")]
-    with pytest.raises(ConfigError, match=r"data\.path"):
-        compare_systems(CompareConfig(compare=bare, **options))
 
 
 @pytest.mark.parametrize("asked", [None, "val"])

@@ -16,13 +16,10 @@ from rl_caption.data.scenes.negatives import NEGATIVE_KINDS
 from rl_caption.data.scenes.oracle import tokens
 from rl_caption.data.scenes.render import SceneImage
 from rl_caption.data.scenes.world import (
-    COLOURS,
     RADIUS,
-    SEEN_PAIRS,
     SHAPES,
     SIZES,
     TEXTURES,
-    UNSEEN_PAIRS,
     Scene,
     Thing,
     make_scene,
@@ -90,14 +87,6 @@ def test_things_are_drawn_where_the_scene_says(size):
 # splits
 
 
-def _pairs(split):
-    return {
-        (thing.colour, thing.shape)
-        for row in DATA.split(split)
-        for thing in row["scene"].things
-    }
-
-
 def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them():
     row = DATA.split("train")[123]
     assert row["image_id"] == "train-000123"
@@ -142,20 +131,6 @@ def test_splits_share_no_scene_whatever_the_seed():
             for row in data.split(split):
                 key = content_key(row["scene"])
                 assert splits.setdefault(key, split) == split
-
-
-def test_unseen_pairs_are_unseen():
-    assert len(SEEN_PAIRS) == 56
-    for split in ("train", "val", "test"):
-        assert not _pairs(split) & set(UNSEEN_PAIRS)
-    for row in DATA.split("test_unseen"):
-        assert any(
-            (thing.colour, thing.shape) in UNSEEN_PAIRS for thing in row["scene"].things
-        )
-    assert _pairs("test_unseen") >= set(UNSEEN_PAIRS)
-    for position, values in enumerate((COLOURS, SHAPES)):
-        assert {pair[position] for pair in _pairs("train")} == set(values)
-        assert sorted(pair[position] for pair in UNSEEN_PAIRS) == sorted(values)
 
 
 # hard negatives

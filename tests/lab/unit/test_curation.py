@@ -11,7 +11,6 @@ from pandas import DataFrame
 from PIL import Image
 
 from rl_caption.config.schema import DataConfig
-from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
 from rl_caption.data.rows import jsonl
 from rl_caption.lab.config import CurateConfig, Selection
@@ -35,12 +34,6 @@ class Length:
         return list(map(float, map(len, completions)))
 
 
-class Seen(Length):
-    """A score that reads images."""
-
-    columns = frozenset({"image"})
-
-
 ROWS = [
     ("a.png", ["a dog runs on the beach", "A Dog"], "train"),
     ("b.png", ["the red ball near a small tree is nice"], "train"),
@@ -62,15 +55,11 @@ def write(folder):
     return folder / "rows.jsonl"
 
 
-FORMATS = {"jsonl": "jsonl", "parquet": "hub"}
-
-
-def options(path, out, on_bad="fail", **changed):
+def options(path, out, **changed):
     data = DataConfig(
-        format=FORMATS[path.suffix[1:]],
+        format="jsonl",
         path=str(path),
         image_root=str(path.parent / "photos"),
-        on_bad=on_bad,
     )
     scores = {"length": JudgeConfig(target=f"{__name__}:Length")}
     return CurateConfig(
@@ -196,34 +185,3 @@ def test_selection_by_hand():
     assert chosen(scores, bottom=2) == [0, 3]
     assert len(chosen([1.0] * 100, top=0.29)) == 29
     assert len(chosen([1.0] * 3, top=0.9)) == 2, "rounded down"
-
-
-def test_images_stored_as_bytes_are_scored_and_written(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    rows = list(filter(None, write(tmp_path).read_text().splitlines()))
-    (tmp_path / "photos/b.png").write_bytes(b"no image")
-    Image.new("RGB", (8, 8), "red").save(tmp_path / "photos/c.png")
-    items = []
-    for row in map(json.loads, rows):
-        content = (tmp_path / "photos" / row["image"]).read_bytes()
-        items.append(row | {"image": {"bytes": content, "path": None}})
-    path, out = tmp_path / "rows.parquet", tmp_path / "out"
-    table = datasets.Dataset.from_list(items).cast_column("image", datasets.Image())
-    table.to_parquet(path)
-    scores = {"seen": JudgeConfig(target=f"{__name__}:Seen")}
-    with pytest.raises(DataError, match=r"1 of 2 images.*rows\.parquet.*row 1"):
-        curate(options(path, tmp_path / "none", scores=scores))
-    curate(
-        options(
-            path,
-            out,
-            on_bad="skip",
-            scores=scores,
-            duplicates="pair",
-        )
-    )
-    data = jsonl(out / "kept.jsonl")
-    check_data(data, ["train"])
-    assert data.split("train")[0]["references"] == ["a dog runs on the beach", "A Dog"]
-    images = list((out / "images").rglob("*.png"))
-    assert len(images) == 2, "the third row is a duplicate"

@@ -10,7 +10,6 @@ import pytest
 
 from rewards.videos import video_frames
 from rl_caption.data.base import DataError
-from rl_caption.data.files import write_json_lines
 from rl_caption.lab.config import JudgeSetConfig
 from rl_caption.lab.meta_evaluation.figures import order_figures
 from rl_caption.lab.meta_evaluation.program import compare_with_people
@@ -145,25 +144,6 @@ def test_nothing_in_a_pickled_file_is_executed(tmp_path, capsys):
     with pytest.raises(DataError, match=r"gts_list\.pkl.*builtins\.print"):
         load("vatex_eval", tmp_path, partial=True)
     assert capsys.readouterr().out == ""
-
-
-def test_any_file_of_ratings(tmp_path):
-    line = {"image": "a.jpg", "caption": "A dog.\u2028It\u0085runs.", "rating": 3}
-    lines = [
-        line,
-        line
-        | {
-            "rating": 4.5,
-            "group": 7,
-            "system": "x",
-        },
-    ]
-    write_json_lines(tmp_path / "ratings.jsonl", lines)
-    (tmp_path / "a.jpg").write_bytes(b"x")
-    found = read("ratings", tmp_path)
-    assert found.captions == [line["caption"]] * 2, "only line feeds end a line"
-    assert (found.ratings, found.image_ids) == ([3.0, 4.5], ["a.jpg", "7"])
-    assert found.images == [tmp_path / "a.jpg"] * 2
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if name != "scenes"])

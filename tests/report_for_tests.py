@@ -75,20 +75,15 @@ def write_run(folder, **config):
     for step, word in zip(STEPS, ("small", "large", "large large"), strict=True):
         captions = [f"there is a {word} red square {index}" for index in range(30)]
         captions[0] = f"{NASTY} {step}"
-        write_validation(folder, step, captions)
+        place = folder / "eval" / f"step-{step:08d}"
+        place.mkdir(parents=True)
+        write_captions(place, "val", captions)
     return folder
 
 
 def write_lines(folder, lines):
     """The log of a run."""
     write_json_lines(folder / "metrics.jsonl", lines)
-
-
-def write_validation(folder, step, captions):
-    """Captions of a validation."""
-    place = folder / "eval" / f"step-{step:08d}"
-    place.mkdir(parents=True)
-    write_captions(place, "val", captions)
 
 
 def write_evaluation(folder, cider, word="red", **more):

@@ -80,10 +80,6 @@ SMALL_WORDS = {
     r",meteor": "",  # its Java program takes half a minute to load
 }
 """The same in the words of a command."""
-RESAMPLING = ("evaluate", "judge", "retrieval")
-"""Programs that resample a thousand times unless they are told otherwise, those started by other
-programs too.
-"""
 
 
 def shrunk(config: Any, key: str = "") -> Any:
@@ -132,15 +128,6 @@ def run_python(words: list[str], root: Path) -> None:
         exec(compile(words[2], "-c", "exec"), {"__name__": "__main__"})
         return
     program, arguments = program_of(words)
-    name = (
-        "".join(arguments[:1])
-        if program == ROOT / "rl_caption/__main__.py"
-        else program.stem
-    )
-    if name in RESAMPLING and not any(
-        word.startswith("--bootstrap") for word in arguments
-    ):
-        arguments = [*arguments, "--bootstrap", str(SMALL["bootstrap"])]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(sys, "argv", [str(program), *arguments])
         patched.setattr(sys, "path", list(sys.path))

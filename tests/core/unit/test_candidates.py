@@ -12,7 +12,6 @@ from rl_caption.cli.caption import caption as caption_photos
 from rl_caption.cli.configuration import parse
 from rl_caption.config.commands import CaptionConfig, EvaluateModelConfig
 from rl_caption.config.schema import DataConfig
-from rl_caption.evaluation import EvaluationError
 from rl_caption.evaluation.samples import evaluate_samples
 from rl_caption.programs.captions import build_reranker
 from rl_caption.programs.evaluate import evaluate_split
@@ -144,18 +143,11 @@ def test_a_choice_that_cannot_be_is_refused(tmp_path):
 
 
 def test_rewards_that_cannot_choose_are_refused(folder):
-    for rerank, kwargs, part in (
-        ("cider", {}, "needs references"),
-        ("consensus", {"widht": 3}, "widht"),
-    ):
-        with pytest.raises(ConfigError, match=f"rerank.*{part}"):
-            build_reranker(rerank, kwargs, ())
+    with pytest.raises(ConfigError, match=r"rerank.*needs references"):
+        build_reranker("cider", {}, ())
     options = {"decode": {"num_samples": 2}, "rerank": LONGEST}
     with pytest.raises(RewardError, match="rerank: "):
         evaluate_split(configured(folder, rerank_kwargs={"fails": True}, **options))
-    (folder / "photos/image-2.png").unlink()
-    with pytest.raises(EvaluationError, match="1 of 4"):
-        evaluate_split(configured(folder, **options))
 
 
 def test_consensus_is_the_mean_similarity_to_the_others():

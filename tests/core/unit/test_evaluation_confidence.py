@@ -79,14 +79,8 @@ def test_equal_systems_do_not_differ_in_any_order_of_images():
         assert found["p"] == 1.0
 
 
-@pytest.mark.parametrize(
-    "drawn",
-    [
-        [2, 0, 1, 1],
-        [0, 0, 4, 0],
-    ],
-)
-def test_bleu_is_resampled_by_its_counts(drawn):
+def test_bleu_is_resampled_by_its_counts():
+    drawn = [2, 0, 1, 1]
     counts = evaluated(CAPTIONS, "bleu").bleu_counts
     (values,) = bleu_of_sums(np.array([drawn]) @ counts)
     ids = np.repeat([*"1234"], drawn)

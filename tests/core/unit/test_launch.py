@@ -16,6 +16,17 @@ from rl_caption.runtime.launch import LaunchError, check_processes, run_lock
 REPOSITORY = Path(__file__).resolve().parents[3]
 
 
+def run_python(*words, **variables):
+    """Run code in a new process, without the tests' own settings of the allocator."""
+    own = {name: os.environ[name] for name in os.environ if "MALLOC_" not in name}
+    return subprocess.run(
+        [sys.executable, "-c", *words],
+        env=own | {"PYTHONPATH": str(REPOSITORY)} | variables,
+        capture_output=True,
+        text=True,
+    )
+
+
 @pytest.fixture(autouse=True)
 def no_launcher(monkeypatch):
     """Start every test as a plain process, whatever the tests themselves were started by."""
@@ -108,25 +119,12 @@ except KeyboardInterrupt:
     ids=["one request", "a second request", "nohup"],
 )
 def test_the_first_signal_asks_and_a_later_one_ends(seconds, hangup, code, printed):
-    command = [sys.executable, "-c", SIGNALLED, str(seconds), hangup]
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-    )
+    done = run_python(SIGNALLED, str(seconds), hangup)
     assert (done.returncode, done.stdout) == (code, printed), done.stderr
 
 
 def test_the_end_of_a_block_that_ctrl_c_stopped_is_an_interruption():
-    done = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED],
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "True\ninterrupted\n"
+    assert run_python(INTERRUPTED).stdout == "True\ninterrupted\n"
 
 
 HOLDER = """
@@ -200,18 +198,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_the_memory_of_freed_tensors_is_kept_but_where_the_user_set_the_allocator(
     own, kept
 ):
-    environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("MALLOC_")
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PAGE_FAULTS],
-        env=environment | own,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python(PAGE_FAULTS, **own)
     assert (int(done.stdout) < 1000) == kept
 
 

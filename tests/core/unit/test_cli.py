@@ -158,7 +158,6 @@ model: {min_count: 2, kwargs: {d_model: 16}}
 data: {format: scenes, kwargs: {num_train: 9}}
 reward: {normalize: per_term, terms: {cider: {weight: 0.5, kwargs: {n: 3}}}}
 train: {lr: 0.1, epochs: 2, grad_clip_norm: 3, advantage_kwargs: {a: 1}}
-monitor: {judges: {bleu: {}}}
 """
 TERMS = "--reward.terms"
 GONE = ...
@@ -170,7 +169,6 @@ GONE = ...
         ("train: {lr: 0.2}", [], "train.lr", 0.2),
         ("train: {lr: null}", [], "train.lr", GONE),
         ("train: {grad_clip_norm: null}", [], "train.grad_clip_norm", None),
-        ("monitor: null", [], "monitor", GONE),
         ("reward: {terms: {bleu: {}}}", [], "reward.terms", {"bleu": {}}),
         ("", [f"{TERMS}.cider.weight", "1"], "reward.terms.cider.weight", 1),
         ("", [f"{TERMS}.bleu.weight", "1"], "reward.terms.bleu", {"weight": 1}),
@@ -190,10 +188,8 @@ GONE = ...
         ),
         ("model: {init: a}", [], "model", {"init": "a"}),
         ("", ["--model.init", "a"], "model", {"init": "a"}),
-        ("model: {kwargs: {d_model: 8}}", [], "model.kwargs", {"d_model": 8}),
         ("data: {format: jsonl}", [], "data", {"format": "jsonl"}),
         ("", ["--data", "{format: jsonl}"], "data", {"format": "jsonl"}),
-        ("", ["--data.kwargs.num_train", "5"], "data.kwargs.num_train", 5),
         ("", ["--data.path", "b # c"], "data.path", "b # c"),
         ("train: {advantage_kwargs: {a: 2}}", [], "train.advantage_kwargs.a", 2),
     ],

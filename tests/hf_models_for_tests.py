@@ -4,10 +4,7 @@ captioner out.
 
 import copy
 import shutil
-from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 from huggingface_hub import constants
 from transformers import (
@@ -28,7 +25,7 @@ PLAIN_PROMPTS = ("git", "blip2", "instructblip")
 FAMILIES = (*ENCODER_DECODERS, *PLAIN_PROMPTS)
 
 
-def save_model(family: str, folder: Path, seed: int = 0) -> Path:
+def save_model(family, folder, seed=0):
     """Write the family's tiny model to ``folder``, also that of a vision-language model; returns
     it.
     """
@@ -42,9 +39,7 @@ def save_model(family: str, folder: Path, seed: int = 0) -> Path:
     return folder
 
 
-def put_on_hub(
-    name: str, model: Path, hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def put_on_hub(name, model, hub, monkeypatch):
     """The hub's cache stands for the hub: it is what a name resolves to once the files are there."""
     cache = hub / f"models--{name.replace('/', '--')}"
     shutil.copytree(model, cache / "snapshots" / "0123abc")
@@ -54,9 +49,7 @@ def put_on_hub(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
 
 
-def tiny_hf_captioner(
-    family: str, folder: Path, prompt: str = "", seed: int = 0
-) -> HuggingFaceCaptioner:
+def tiny_hf_captioner(family, folder, prompt="", seed=0):
     """The family's tiny model, saved and loaded, without dropout."""
     captioner = HuggingFaceCaptioner.from_pretrained(
         save_model(family, folder, seed), prompt=prompt
@@ -65,9 +58,7 @@ def tiny_hf_captioner(
     return captioner
 
 
-def assert_close_gradients(
-    found: dict[str, Any], expected: dict[str, Any], tolerance: float = 1e-4
-) -> None:
+def assert_close_gradients(found, expected, tolerance=1e-4):
     """Relative to each parameter's gradient; a bias of keys has none but for rounding."""
     assert found.keys() == expected.keys()
     largest = max(value.abs().max() for value in expected.values())
@@ -76,7 +67,7 @@ def assert_close_gradients(
         assert (found[name] - value).abs().max() <= tolerance * scale, name
 
 
-def with_template(folder: Path, template: str) -> str:
+def with_template(folder, template):
     """The folder of a language model whose tokenizer has this chat template from now on."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = template
@@ -91,9 +82,7 @@ def gradients(policy):
     return found
 
 
-def assert_recomputing_changes_nothing(
-    captioner: Any, inputs: dict[str, Any], ids: torch.Tensor, share: float
-) -> None:
+def assert_recomputing_changes_nothing(captioner, inputs, ids, share):
     """Captions, scores and gradients are those without dropout, in training with recomputed
     activations, too, of which at most ``share`` of the tensors are kept.
     """
@@ -115,8 +104,8 @@ def assert_recomputing_changes_nothing(
     noise = sampling_noise(1, 0, NAMES, 2, 6)
     decoding = Decoding(num_samples=2, with_greedy=True, max_new_tokens=6)
 
-    def measured(one: Any) -> tuple[Any, Any, Any, int]:
-        kept: list[int] = []
+    def measured(one):
+        kept = []
         samples = captions_of(one, inputs, decoding, noise)
         with torch.autograd.graph.saved_tensors_hooks(
             lambda x: kept.append(x.numel()) or x, lambda x: x
@@ -141,7 +130,7 @@ def assert_recomputing_changes_nothing(
     assert found[3] < count * share, "the layers' activations are not kept"
 
 
-def assert_texts_survive(captioner: Any) -> list[list[int]]:
+def assert_texts_survive(captioner):
     """Encoded texts end with EOS and are decoded to themselves; returns them."""
     texts = ["a small dog", "two squares\non a  green field"]
     encoded = captioner.encode(texts, 40)
@@ -158,12 +147,12 @@ def assert_texts_survive(captioner: Any) -> list[list[int]]:
 
 
 def assert_draws_and_scores(
-    captioner: Any,
-    given: dict[str, Any],
-    noise: torch.Tensor,
-    expected: torch.Tensor,
-    scores: torch.Tensor,
-) -> None:
+    captioner,
+    given,
+    noise,
+    expected,
+    scores,
+):
     """Two samples at temperature 1.3 are ``expected``, and teacher forcing gives their ``scores``."""
     limit = noise.shape[-1]
     decoding = Decoding(
@@ -184,12 +173,12 @@ def assert_draws_and_scores(
 
 
 def assert_gradients_of_one_at_a_time(
-    captioner: Any,
-    batches: list[dict[str, Any]],
-    ids: torch.Tensor,
-    mask: torch.Tensor,
-    expected: torch.Tensor,
-) -> None:
+    captioner,
+    batches,
+    ids,
+    mask,
+    expected,
+):
     """``expected`` log-probabilities, of captions one by one, and their gradient are those of
     ``batches``, and of prefixes that captions share.
     """

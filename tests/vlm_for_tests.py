@@ -2,8 +2,6 @@
 
 import json
 import math
-from pathlib import Path
-from typing import Any, ClassVar
 
 from tests.clip_for_tests import noise_image
 from tests.training_for_tests import changed
@@ -11,11 +9,11 @@ from tests.training_for_tests import changed
 RECORDER = "tests.vlm_for_tests:Recorder"
 
 
-def six_images(folder: Path) -> None:
+def six_images(folder):
     """Write images and ``data.jsonl``, four to train on and two to test on; one row has its own
     prompt.
     """
-    rows: list[dict[str, Any]] = []
+    rows = []
     for number in range(6):
         noise_image(number).save(folder / f"{number}.png")
         split = "train" if number < 4 else "test"
@@ -32,7 +30,7 @@ def six_images(folder: Path) -> None:
     (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def grpo_config(folder: Path, run: Path, **changes: Any) -> dict[str, Any]:
+def grpo_config(folder, run, **changes):
     """LoRA on the model ``qwen2_vl`` and the data in ``folder``; ``changes`` are dotted keys."""
     lora = {"r": 4, "target_modules": ["q_proj", "k_proj", "v_proj", "gate_proj"]}
     config = {
@@ -77,14 +75,11 @@ class Recorder:
     columns = frozenset({"image", "references"})
     bounds = (0.0, math.inf)
     signature = "recorder"
-    calls: ClassVar[list[dict[str, Any]]] = []
+    calls = []
 
-    def __init__(self, needs: str | None = None, breaks: bool = False) -> None:
-        self.columns, self.breaks = self.columns | ({needs} if needs else set()), breaks
+    def __init__(self, needs=None):
+        self.columns = self.columns | ({needs} if needs else set())
 
-    def __call__(self, prompts: Any, completions: Any, **columns: Any) -> list[float]:
+    def __call__(self, prompts, completions, **columns):
         self.calls.append({"prompts": prompts, "completions": completions, **columns})
-        return [
-            math.nan if self.breaks else float(len(c[-1]["content"].split()))
-            for c in completions
-        ]
+        return [float(len(own[-1]["content"].split())) for own in completions]

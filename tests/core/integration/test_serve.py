@@ -354,10 +354,10 @@ assert not {"torch", "numpy", "PIL", "fastapi", "transformers"} & set(sys.module
 
 SLOW_REWARD = """
 import os, time
-assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "16"
 class Slow:
     __name__, columns, bounds, signature = "slow", frozenset(), (0.0, 1.0), "slow"
     def __call__(self, prompts, completions, **columns):
+        assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "16"
         time.sleep(2)
         return [0.5] * len(completions)
 """

@@ -207,10 +207,9 @@ STRUCTURED = {
 def parts(rewards):
     """The arguments of an objective for 3 images of 3 samples; log-probabilities have a gradient."""
     torch.manual_seed(0)
-    lengths = torch.tensor([[4, 2, 1], [2, 2, 2], [3, 4, 2]])
-    mask = torch.arange(4) < lengths.unsqueeze(-1)
-    logprobs = (-torch.rand(3, 3, 4, dtype=torch.float64) * mask).requires_grad_()
-    reference = -torch.rand(3, 3, 4, dtype=torch.float64) * mask
+    mask = torch.ones(3, 3, 4, dtype=torch.bool)
+    logprobs = (-torch.rand(3, 3, 4, dtype=torch.float64)).requires_grad_()
+    reference = -torch.rand(3, 3, 4, dtype=torch.float64)
     scores = Scores(rewards.double(), None)
     return logprobs, logprobs.detach(), reference, mask, scores, torch.zeros(3, 3)
 

@@ -41,20 +41,11 @@ def slow_nce(logits, smoothing=0.0, symmetric=True, false=None):
     return float(total) / count / (1 + symmetric)
 
 
-@pytest.mark.parametrize(
-    ("smoothing", "symmetric"), [(0.0, True), (0.0, False), (0.1, True)]
-)
-def test_info_nce_is_the_mean_cross_entropy(smoothing, symmetric):
+def test_info_nce_is_the_mean_cross_entropy_with_smoothed_targets():
     images = rows(5, 7, 0)
     texts = rows(5, 7, 1)
-    expected = slow_nce(9 * cosines(images, texts), smoothing, symmetric)
-    found = info_nce(
-        images,
-        texts,
-        9.0,
-        smoothing,
-        symmetric,
-    )
+    expected = slow_nce(9 * cosines(images, texts), 0.1)
+    found = info_nce(images, texts, 9.0, 0.1)
     assert found.item() == pytest.approx(expected, rel=1e-5)
 
 

@@ -15,6 +15,7 @@ from rl_caption.captioners.base import Captioner
 from rl_caption.captioners.config import Decoding
 from rl_caption.data.base import Row, reward_inputs
 from rl_caption.data.files import write_json_lines
+from rl_caption.evaluation.results import result_ids
 from rl_caption.runtime.errors import ConfigError, config_errors
 from rl_caption.training.validation import Candidate, decode_candidates
 
@@ -45,16 +46,13 @@ class Captions:
             for image_id, candidates in self.candidates.items()
         }
 
-    def write(
-        self, path: str | Path, ids: Mapping[str, int | str] | None = None
-    ) -> None:
+    def write(self, path: str | Path) -> None:
         """Write one JSON line per image: ``image_id``, the index ``chosen``, and ``candidates``.
 
         Each candidate has ``caption``, ``finished`` (it ended with EOS) and, where known, ``score``
-        (of beam search) and ``reward`` (of reranking). ``ids`` (image id -> id to write) replaces
-        the image ids.
+        (of beam search) and ``reward`` (of reranking). Ids are those of ``predictions.json``.
         """
-        lines = []
+        lines, ids = [], result_ids(self.candidates)
         for image_id, captions in self.candidates.items():
             candidates = [one._asdict() for one in captions]
             for number, candidate in enumerate(candidates):
@@ -63,7 +61,7 @@ class Captions:
                 if self.rewards is not None:
                     candidate["reward"] = self.rewards[image_id][number]
             line = {
-                "image_id": image_id if ids is None else ids[image_id],
+                "image_id": ids[image_id],
                 "chosen": self.chosen(image_id),
                 "candidates": candidates,
             }
@@ -99,8 +97,7 @@ def build_reranker(
     if "references" in reward.columns:
         raise ConfigError(
             f"rerank is {name!r}, which needs references: a caption must not be chosen by what it "
-            f"is judged by; take "
-            "consensus, or a reward of images such as clipscore"
+            "is judged by; take consensus, or a reward of images such as clipscore"
         )
     return reward
 

@@ -61,7 +61,6 @@ from rl_caption.evaluation.results import (
     SETTINGS,
     folder_of,
     format_differences,
-    result_ids,
     sha256_of,
     unique_names,
     write_predictions,
@@ -487,11 +486,10 @@ def load_dual_encoder(config: RetrievalConfig, key: str) -> CachedEncoder:
 
 
 def _report(config: EvaluateConfig, rows: Sequence[Any]) -> None:
-    if not config.report:
-        return
-    from rl_caption.programs.report.page import write_report
+    if config.report:
+        from rl_caption.programs.report.page import write_report
 
-    write_report(Path(config.out), rows)
+        write_report(Path(config.out), rows)
 
 
 def _score_candidates(
@@ -562,6 +560,6 @@ def _decode(
     if reward is not None:
         decoded = rerank_captions(decoded, rows, reward)
     if config.candidates and accelerator.is_main_process:
-        decoded.write(file, result_ids(decoded.candidates))
+        decoded.write(file)
         _score_candidates(config, decoded, images)
     return decoded.texts(), how

@@ -146,8 +146,10 @@ def check_start(out: Path, start: str, runs: Sequence[Run]) -> None:
     now = {START: weights_hash(start)}
     for run in runs:
         with config_errors(f"cell {run.label!r}"):
-            texts, words = [["a dog"], ["a cat"]], run.config.data.tokenizer
-            reward = build_reward(run.config.reward, texts, tokenizer=words)
+            settings, texts = run.config, [["a dog"], ["a cat"]]
+            reward = build_reward(
+                settings.reward, texts, tokenizer=settings.data.tokenizer
+            )
         now[run.label] = reward.signature
     begun = any((run.folder / "config.yaml").is_file() for run in runs)
     note = out / "start.json"

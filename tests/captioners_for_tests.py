@@ -1,14 +1,9 @@
 """Tiny captioners with random weights, images to caption, and captions sampled the slow way."""
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
-from rl_caption.captioners.base import Captioner, Inputs
-from rl_caption.captioners.config import Decoding
 from rl_caption.captioners.tokens import sample_tokens
 from rl_caption.captioners.transformer import TransformerCaptioner
 
@@ -30,9 +25,7 @@ SHAPE = {
 }
 
 
-def tiny_captioner(
-    seed: int = 0, dropout: float = 0.0, **shape
-) -> TransformerCaptioner:
+def tiny_captioner(seed=0, dropout=0.0, **shape):
     """A captioner over 16 x 16 pixels (or over regions, by ``input_kind``) that ends captions now
     and then.
     """
@@ -51,7 +44,7 @@ def tiny_captioner(
     return captioner
 
 
-def tiny_rows(count: int = 4, seed: int = 0) -> list[dict]:
+def tiny_rows(count=4, seed=0):
     """Rows with random images."""
     generator = np.random.default_rng(seed)
     pixels = generator.integers(
@@ -70,50 +63,48 @@ def tiny_rows(count: int = 4, seed: int = 0) -> list[dict]:
     ]
 
 
-def region_inputs(count: int = 3) -> dict[str, Tensor]:
+def region_inputs(count=3):
     """Region features with different numbers of regions."""
     torch.manual_seed(5)
     mask = torch.arange(5).unsqueeze(0) < torch.tensor([[3], [5], [2]])[:count]
     return {"region_features": torch.randn(count, 5, 6), "region_mask": mask}
 
 
-def token_ids(*captions: str, images: int = 3) -> Tensor:
+def token_ids(*captions, images=3):
     """[B, K, L]: captions of equal length, such as ``"5 6 2"``, the same for every image."""
     ids = [list(map(int, caption.split())) for caption in captions]
     return torch.tensor([ids] * images)
 
 
-def near(one: Tensor, other: Tensor, atol: float = 1e-4) -> bool:
+def near(one, other, atol=1e-4):
     """Whether numbers, such as logits in nats, differ by rounding alone."""
     return torch.allclose(one, other, atol=atol)
 
 
-def logits_of(
-    captioner: Captioner, inputs: Inputs, ids: Tensor, mask: Tensor | None = None
-) -> Tensor:
+def logits_of(captioner, inputs, ids, mask=None):
     """Logits of the captioner's own policy by teacher forcing."""
     return captioner.token_logits(captioner.policy, inputs, ids, mask)
 
 
 def captions_of(
-    captioner: Captioner,
-    inputs: Inputs,
-    decoding: Decoding,
-    noise: Tensor | None = None,
-) -> Tensor:
+    captioner,
+    inputs,
+    decoding,
+    noise=None,
+):
     """Captions that the captioner's own policy generates."""
     return captioner.generate(captioner.policy, inputs, decoding, noise)
 
 
 @torch.no_grad()
 def sample_slowly(
-    captioner: Captioner,
-    inputs: Inputs,
-    noise: Tensor,
-    temperature: float,
-    next_logits: Callable[[Inputs, list[int]], Tensor],
-    ending: bool = False,
-) -> tuple[Tensor, Tensor]:
+    captioner,
+    inputs,
+    noise,
+    temperature,
+    next_logits,
+    ending=False,
+):
     """Token ids and log-probabilities [B, K, L] of every caption sampled alone, token by token: the
     obvious way.
 
@@ -126,7 +117,7 @@ def sample_slowly(
     scores = torch.zeros(noise.shape)
     for image, sample in np.ndindex(*noise.shape[:2]):
         one = {key: value[image : image + 1] for key, value in inputs.items()}
-        ids: list[int] = []
+        ids = []
         numbers = noise[image, sample]
         for position in range(len(numbers)):
             logits = next_logits(one, ids).float()

@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
@@ -13,7 +12,6 @@ from PIL import Image
 from rl_caption.__main__ import run as run_program
 from tests.training_for_tests import (
     DATA,
-    Ended,
     checked_run,
     files,
     lines,
@@ -40,7 +38,7 @@ class Broken:
 """
 
 
-def assert_one_message(ended: Ended, *parts: str, code: int = 1) -> None:
+def assert_one_message(ended, *parts, code=1):
     assert ended.code == code, ended.output
     assert "Traceback" not in ended.output, ended.output
     errors = [line for line in ended.output.splitlines() if "error: " in line]
@@ -168,7 +166,7 @@ def test_a_run_folder_that_cannot_be_written_is_named(tmp_path):
     assert_one_message(run(xe_config(folder), tmp_path / "run"), str(folder))
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def contents(folder):
     return {name: (folder / name).read_bytes() for name in files(folder)}
 
 
@@ -189,7 +187,7 @@ def test_a_full_disk_is_told_and_the_checkpoint_before_is_kept(tmp_path):
         assert not list(folder.rglob(".partial-*"))
 
 
-def dataset(folder: Path) -> dict[str, Any]:
+def dataset(folder):
     """JSON lines with six images, of which row 2 has none."""
     folder.mkdir()
     rows = []
@@ -259,7 +257,7 @@ def test_an_interruption_while_modules_are_imported_is_one_line(
 
 
 def test_an_interruption_of_a_program_is_one_line(monkeypatch, capsys):
-    def interrupted(arguments: Any) -> int:
+    def interrupted(arguments):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("rl_caption.cli.preflight.main", interrupted)

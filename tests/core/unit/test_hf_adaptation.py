@@ -1,7 +1,6 @@
 """Which weights of a pretrained captioner are trained, and what becomes of adapters."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ VISION_LANGUAGE = ("qwen2_5_vl", "smolvlm")
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     families = (*FAMILIES, *VISION_LANGUAGE)
     return {
         family: save_model(family, tmp_path_factory.mktemp("models") / family)
@@ -32,14 +31,14 @@ def folders(tmp_path_factory) -> dict[str, Path]:
     }
 
 
-def loaded(folder: Path, dtype: str = "float32") -> HuggingFaceCaptioner:
+def loaded(folder, dtype="float32"):
     captioner = load_captioner(folder, prompt=PROMPT, dtype=dtype)
     assert isinstance(captioner, HuggingFaceCaptioner)
     captioner.policy.eval()
     return captioner
 
 
-def lora(**changes: Any) -> dict[str, Any]:
+def lora(**changes):
     return {
         "r": 2,
         "alpha": 4.0,
@@ -50,7 +49,7 @@ def lora(**changes: Any) -> dict[str, Any]:
     }
 
 
-def trained(captioner: HuggingFaceCaptioner) -> set[str]:
+def trained(captioner):
     return {
         name
         for name, value in captioner.policy.model.named_parameters()
@@ -58,7 +57,7 @@ def trained(captioner: HuggingFaceCaptioner) -> set[str]:
     }
 
 
-def shaken(captioner: HuggingFaceCaptioner) -> HuggingFaceCaptioner:
+def shaken(captioner):
     """Adapters as training leaves them: their second factor is no longer 0."""
     torch.manual_seed(3)
     with torch.no_grad():
@@ -69,7 +68,7 @@ def shaken(captioner: HuggingFaceCaptioner) -> HuggingFaceCaptioner:
 
 
 @torch.no_grad()
-def logits(captioner: HuggingFaceCaptioner) -> torch.Tensor:
+def logits(captioner):
     return logits_of(
         captioner,
         captioner.preprocess(tiny_rows(2)),
@@ -264,7 +263,7 @@ def test_the_reference_policy_shares_what_is_not_trained(folders):
         checkpointed=True,
     )
     before = logits(captioner)
-    copied: Any = _frozen_copy(captioner.policy, Accelerator(cpu=True))
+    copied = _frozen_copy(captioner.policy, Accelerator(cpu=True))
     assert not any(value.requires_grad for value in copied.parameters())
     for (name, value), (_, other) in zip(
         captioner.policy.named_parameters(), copied.named_parameters(), strict=True

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import huggingface_hub
 import pytest
@@ -43,11 +42,11 @@ CONFIGS = Path(__file__).resolve().parents[3] / "configs"
 
 
 @pytest.fixture(scope="module")
-def blip(tmp_path_factory) -> Path:
+def blip(tmp_path_factory):
     return save_model("blip", tmp_path_factory.mktemp("models") / "blip")
 
 
-def build(**model: Any) -> Any:
+def build(**model):
     return build_captioner(
         ModelConfig.choose(model)(**model),
         REFERENCES,
@@ -55,7 +54,7 @@ def build(**model: Any) -> Any:
     )
 
 
-def refusal(**model: Any) -> str:
+def refusal(**model):
     with pytest.raises((CaptionerError, ConfigError)) as raised:
         build(**model)
     return str(raised.value)
@@ -123,13 +122,13 @@ def test_the_folder_of_a_run_is_answered_by_its_export(tmp_path):
             load(str(tmp_path / folder))
 
 
-def add_a_layer(folder: Path) -> None:
+def add_a_layer(folder):
     config = json.loads((folder / "config.json").read_text())
     config["text_config"]["num_hidden_layers"] += 1
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def add_words(folder: Path) -> None:
+def add_words(folder):
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     tokenizer.add_tokens(["several", "more", "words"])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -231,7 +230,7 @@ def test_shipped_configurations_train_and_sample_what_their_names_stand_for(
 def test_where_the_hub_cannot_be_reached_the_cache_is_read_and_a_mistyped_name_asked_for_once(
     blip, tmp_path, monkeypatch
 ):
-    waited: list[float] = []  # seconds, before trying again
+    waited = []  # seconds, before trying again
     put_on_hub("someone/tiny-blip", blip, tmp_path / "hub", monkeypatch)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")

@@ -217,8 +217,15 @@ class RolloutConfig(Section):
     """Captions sampled per image (K)."""
     temperature: Temperature = 1.0
     """Softmax temperature, both for sampling and for the log-probabilities in the loss."""
-    temperature_schedule: Schedule | None = None
-    """Points ``[step, factor]`` for the temperature, as ``schedule`` of a reward term."""
+    temperature_schedule: (
+        Annotated[
+            list[tuple[NonNegativeInt, PositiveFloat]], AfterValidator(_ascending)
+        ]
+        | None
+    ) = None
+    """Points ``[step, factor]`` for the temperature, as ``schedule`` of a reward term; factors
+    are above 0.
+    """
     max_new_tokens: PositiveInt = 24
     """Length limit in tokens, EOS included."""
     dropout: bool = False

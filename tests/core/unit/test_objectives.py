@@ -5,6 +5,7 @@ REINFORCE itself is compared with a slow loop in tests/core/invariants/test_trai
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from rl_caption.config.schema import (
 )
 from rl_caption.programs.train import scst_signature
 from rl_caption.runtime.types import Scores
-from rl_caption.scst.advantages import build_advantage, needs_greedy
+from rl_caption.scst.advantages import build_advantage, needs_greedy, step_advantages
 from rl_caption.scst.cross_entropy import cross_entropy_sum
 from rl_caption.scst.objectives import (
     Dico,
@@ -143,6 +144,22 @@ def test_advantages_by_hand(name, first, second):
     found = build_advantage(name, {})(REWARDS, torch.tensor([2.0, 0.25]))
     assert torch.allclose(found[0], torch.tensor(first))
     assert torch.equal(found[1], torch.full((3,), second))
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_each_of_two_processes_gets_the_advantages_of_its_own_images(process):
+    rewards = torch.tensor([[1.0, 3.0], [0.0, 4.0], [5.0, 5.0], [2.0, 0.0]])
+    accelerator = SimpleNamespace(
+        process_index=process,
+        num_processes=2,
+        device=torch.device("cpu"),
+        gather=lambda own: rewards,
+    )
+    own = slice(2 * process, 2 * process + 2)
+    scores = [Scores(part, None) for part in rewards[own].split(1)]
+    advantage = build_advantage("mean", {})
+    found = torch.cat(step_advantages(advantage, scores, accelerator))
+    assert found.tolist() == [[-1, 1], [-2, 2], [0, 0], [1, -1]][own]
 
 
 @pytest.mark.parametrize("reduction", ["token", "sequence"])

@@ -60,12 +60,12 @@ def test_schedules_in_a_file_and_on_the_command_line(tmp_path):
         ),
         (
             "rollout: {temperature_schedule: [[0, 1], [9, 0]]}",
-            "the temperature 1 x 0 at step 9",
+            "rollout.temperature_schedule[1][1] is 0",
         ),
         (
             "{rollout: {num_samples: 1}, reward: {normalize: per_group}, train: {advantage: "
             "greedy}}",
-            "rollout.num_samples is 1: reward.normalize per_group",
+            "rollout.num_samples is 1: per_group",
         ),
     ],
 )

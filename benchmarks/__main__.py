@@ -2,8 +2,8 @@
 
     python -m benchmarks [--only NAME ...] [--device cuda] [--repeats N] [--json FILE]
 
-Each row is a ratio to a baseline of the same run. ``--json`` writes a list of objects: name,
-baseline, ratio, unit, detail. A module of this folder run by itself (``python -m
+Each row is a ratio to a baseline of the same run. ``--json`` writes a list of objects:
+name, baseline, ratio, unit, detail. A module of this folder run by itself (``python -m
 benchmarks.scst_step``) has more options.
 """
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.cider [--images 50] [--samples 5] [--json FILE]
 
-Both score the same captions against five references each, again and again as training does, with
-the same document frequencies, counted before. A caption begins as a reference of its image and ends
-as one of another image. Scores must be equal to the last bit.
+Both score the same captions against five references each, again and again as training
+does, with the same document frequencies, counted before. A caption begins as a
+reference of its image and ends as one of another image. Scores must be equal to the
+last bit.
 """
 
 from collections import defaultdict
@@ -24,8 +25,8 @@ def toolkit_scores(
     references: Sequence[Sequence[str]],
     counts: Mapping[tuple[str, ...], float],
 ) -> list[float]:
-    """CIDEr-D [N] by pycocoevalcap's scorer with kept document frequencies, as self-critical code
-    bases use it.
+    """CIDEr-D [N] by pycocoevalcap's scorer with kept document frequencies, as
+    self-critical code bases use it.
     """
     from pycocoevalcap.cider.cider_scorer import CiderScorer
 

@@ -1,12 +1,13 @@
-"""Bytes per parameter that each engine holds, counted in processes on the CPU of this machine
-(gloo).
+"""Bytes per parameter that each engine holds, counted in processes on the CPU of this
+machine (gloo).
 
     python -m benchmarks.engine_memory [--processes 2] [--engines plain zero1 ...] [--json FILE]
 
-A captioner with random weights takes two steps. At four moments of the second step the storages of
-all tensors of a process and DDP's gradient buckets are added up and divided by the number of
-parameters. Inputs and activations are freed by then or negligible. Precision is float32;
-``train.mixed_precision``, too, keeps weights, gradients and moments in float32.
+A captioner with random weights takes two steps. At four moments of the second step the
+storages of all tensors of a process and DDP's gradient buckets are added up and divided
+by the number of parameters. Inputs and activations are freed by then or negligible.
+Precision is float32; ``train.mixed_precision``, too, keeps weights, gradients and
+moments in float32.
 """
 
 import gc
@@ -36,8 +37,8 @@ MOMENTS = (
 
 
 def environment(engine: str) -> dict[str, str]:
-    """The environment variables that ``accelerate launch`` sets for the configuration file of an
-    engine.
+    """The environment variables that ``accelerate launch`` sets for the configuration
+    file of an engine.
     """
     if engine == "plain":
         return {}
@@ -64,8 +65,8 @@ def launched(rank: int, processes: int, port: int) -> dict[str, str]:
 
 
 def record_buckets(model: Any) -> dict[int, int]:
-    """A mapping from address to bytes of DDP's gradient buckets, updated by every all-reduce; empty
-    without DDP.
+    """A mapping from address to bytes of DDP's gradient buckets, updated by every
+    all-reduce; empty without DDP.
     """
     buckets: dict[int, int] = {}
 
@@ -84,8 +85,8 @@ def record_buckets(model: Any) -> dict[int, int]:
 def held(buckets: dict[int, int]) -> int:
     """Bytes of the storages of all tensors of this process, with gradients and DDP's ``buckets``.
 
-    The smallest of three counts, because a thread of gloo keeps the tensor of a collective for a
-    moment after its end.
+    The smallest of three counts, because a thread of gloo keeps the tensor of a
+    collective for a moment after its end.
     """
     counts = [count_bytes(buckets)]
     for _ in range(2):
@@ -117,8 +118,8 @@ def count_bytes(buckets: dict[int, int]) -> int:
 def work(
     rank: int, processes: int, engine: str, port: int
 ) -> tuple[int, dict[str, float]]:
-    """Run one of the processes; return the number of parameters, and bytes per parameter at each
-    moment.
+    """Run one of the processes; return the number of parameters, and bytes per
+    parameter at each moment.
     """
     if processes > 1 or engine != "plain":  # a launcher; without one there is no DDP
         os.environ.update(environment(engine) | launched(rank, processes, port))

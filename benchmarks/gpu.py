@@ -4,9 +4,10 @@
     python -m benchmarks.gpu second --out FOLDER     # pretrained captioners, ZeRO, memory
     python -m benchmarks.gpu first --out FOLDER --device cpu --tiny       # a rehearsal without a GPU: every part, small
 
-Each part is a process of its own with a limit of its own. Rows and logs of all parts are written to
-``COMMAND.json``, a page of them to ``COMMAND.md``, whenever a part ends. Called again with the same
-folder, a command goes on with the parts that did not pass; ``--only`` names some.
+Each part is a process of its own with a limit of its own. Rows and logs of all parts
+are written to ``COMMAND.json``, a page of them to ``COMMAND.md``, whenever a part ends.
+Called again with the same folder, a command goes on with the parts that did not pass;
+``--only`` names some.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""Common to all benchmarks: variants timed in turn, their ratio to a baseline within each round,
-one table.
+"""Common to all benchmarks: variants timed in turn, their ratio to a baseline within
+each round, one table.
 
-Only ratios between variants of one run are reported: times of a machine that other programs use say
-little.
+Only ratios between variants of one run are reported: times of a machine that other
+programs use say little.
 """
 
 import argparse
@@ -49,8 +49,8 @@ class Measurement:
 def timed(
     variants: Mapping[str, Callable[[], object]], timing: Timing, title: str
 ) -> Timings:
-    """Seconds of each call, variants in turn within a round; the first round warms up and is not
-    counted.
+    """Seconds of each call, variants in turn within a round; the first round warms up
+    and is not counted.
     """
     seconds: Timings = {name: [] for name in variants}
     for number in tqdm(range(timing.repeats + 1), title, leave=False, disable=None):
@@ -73,8 +73,8 @@ def synchronise(device: str) -> None:
 def compared(
     times: Timings, name: str, baseline: str, unit: str = "x as fast", note: str = ""
 ) -> Measurement:
-    """Median over rounds of the speedup over the baseline, or of time / baseline's time for other
-    units.
+    """Median over rounds of the speedup over the baseline, or of time / baseline's time
+    for other units.
     """
     ratios = [
         own / other for own, other in zip(times[name], times[baseline], strict=True)
@@ -88,8 +88,8 @@ def compared(
 
 
 def report(rows: Iterable[Measurement], path: Path | None, device: str) -> None:
-    """Print the machine and each row when it is measured; write all rows to ``path`` as a JSON list
-    of objects.
+    """Print the machine and each row when it is measured; write all rows to ``path`` as
+    a JSON list of objects.
     """
     name = (
         torch.cuda.get_device_name(device)
@@ -135,8 +135,8 @@ def timing_parser(
 def parsed_timing(
     parser: argparse.ArgumentParser, chosen: argparse.Namespace
 ) -> Timing:
-    """Check the options of ``timing_parser`` and set the threads; exits with a message where they
-    do not fit.
+    """Check the options of ``timing_parser`` and set the threads; exits with a message
+    where they do not fit.
     """
     if chosen.repeats < 1:
         parser.error(f"--repeats is {chosen.repeats}: expected at least 1")
@@ -154,8 +154,8 @@ def command(
     repeats: int = Timing.repeats,
     **defaults: Any,
 ) -> None:
-    """Run one benchmark as a program: ``measure`` gets the timing and, by keyword, the value of
-    each option.
+    """Run one benchmark as a program: ``measure`` gets the timing and, by keyword, the
+    value of each option.
 
     Args:
         description: text of ``--help``.

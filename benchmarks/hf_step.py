@@ -1,18 +1,18 @@
-"""A self-critical step of pretrained captioners, in their real shapes with random weights, against
-two baselines.
+"""A self-critical step of pretrained captioners, in their real shapes with random
+weights, against two baselines.
 
     python -m benchmarks.hf_step [--models blip vit_gpt2] [--device cuda] [--precision bf16]
     [--images 50] [--json FILE]
 
 BLIP base at 384 pixels and ViT base with GPT-2 at 224; otherwise the step of
-``benchmarks.scst_step``, but that most captions have 20 tokens, as random weights write them. The
-baselines are its *generate twice*, with a second forward pass over
+``benchmarks.scst_step``, but that most captions have 20 tokens, as random weights write
+them. The baselines are its *generate twice*, with a second forward pass over
 
 - images copied: the images copied K times, each of which is encoded;
 - states copied: K copies of the encoder's states of each image.
 
-Peak memory is counted as in ``benchmarks.memory``. Images copied do not fit a GPU at 50 images:
-``--copied states``.
+Peak memory is counted as in ``benchmarks.memory``. Images copied do not fit a GPU at 50
+images: ``--copied states``.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -105,8 +105,8 @@ class HuggingFaceBench(Bench):
         return self.policy.model.generate(**batch.inputs, **options)
 
     def copied_logits(self, batch: CaptionBatch, ids: Tensor, copied: str) -> Tensor:
-        """Logits [N, T, V] after each of ``ids`` [N, T], with copies of ``images`` or of the
-        encoder's ``states``.
+        """Logits [N, T, V] after each of ``ids`` [N, T], with copies of ``images`` or
+        of the encoder's ``states``.
         """
         policy = self.policy
         samples = self.shapes.samples

@@ -125,8 +125,8 @@ def load_encoders(
 def measure_towers(
     shapes: Shapes, teacher: FrozenEncoder, timing: Timing
 ) -> Iterator[Measurement]:
-    """Parameters of L-CLIP, with and without factorised word embedding, and its time, against
-    CLIP's.
+    """Parameters of L-CLIP, with and without factorised word embedding, and its time,
+    against CLIP's.
     """
     network = teacher.network
     clip: Any = network.model
@@ -176,8 +176,8 @@ def count_weights(model: torch.nn.Module) -> int:
 def measure_step(
     shapes: scst_step.Shapes, student: FrozenEncoder, folder: Path, timing: Timing
 ) -> Iterator[Measurement]:
-    """Steps without a greedy caption, against CIDEr-D alone, and the fraction of each that the
-    reward takes.
+    """Steps without a greedy caption, against CIDEr-D alone, and the fraction of each
+    that the reward takes.
     """
     bench = build_bench(shapes, timing.device, "no", caption_words(shapes.words))
     bench.advantage = leave_one_out

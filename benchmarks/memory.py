@@ -2,11 +2,11 @@
 
     python -m benchmarks.memory [--precision no bf16] [--device cuda] [--json FILE]
 
-On a CPU the bytes of all tensors are counted: the running sum of every allocation and release that
-the profiler saw during a step, plus weights, Adam's moments and inputs. The count depends neither
-on the load of the machine nor on its threads; it leaves out what libraries allocate for themselves.
-Attention is the fused kernel in bf16 too, as on a GPU. On a GPU it is
-``torch.cuda.max_memory_allocated``.
+On a CPU the bytes of all tensors are counted: the running sum of every allocation and
+release that the profiler saw during a step, plus weights, Adam's moments and inputs.
+The count depends neither on the load of the machine nor on its threads; it leaves out
+what libraries allocate for themselves. Attention is the fused kernel in bf16 too, as on
+a GPU. On a GPU it is ``torch.cuda.max_memory_allocated``.
 """
 
 import gc
@@ -135,9 +135,8 @@ def against(
 ) -> Measurement:
     """The step's peak against a baseline's."""
     detail = (
-        f"{ours.total / MIB:.0f} MiB against {theirs.total / MIB:.0f} MiB; weights, moments and "
-        f"inputs are "
-        f"{ours.held / MIB:.0f} MiB of both; {kind}"
+        f"{ours.total / MIB:.0f} MiB against {theirs.total / MIB:.0f} MiB; weights, "
+        f"moments and inputs are {ours.held / MIB:.0f} MiB of both; {kind}"
     )
     return Measurement(
         f"{step}: peak memory", baseline, theirs.total / ours.total, "x less", detail

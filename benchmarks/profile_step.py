@@ -1,11 +1,12 @@
-"""What a self-critical step does on a device: the largest kernels and CPU operations, and how long
-the CPU waits.
+"""What a self-critical step does on a device: the largest kernels and CPU operations,
+and how long the CPU waits.
 
     python -m benchmarks.profile_step [--device cuda] [--precision bf16] [--json FILE]
 
-The step of ``benchmarks.scst_step`` (50 images), ten times under torch.profiler after two that warm
-up. Times are of one step. ``GPU busy`` is the sum over kernels, which one stream runs one after
-another; for the rest of the elapsed time the GPU waits for the CPU.
+The step of ``benchmarks.scst_step`` (50 images), ten times under torch.profiler after
+two that warm up. Times are of one step. ``GPU busy`` is the sum over kernels, which one
+stream runs one after another; for the rest of the elapsed time the GPU waits for the
+CPU.
 """
 
 import time

@@ -3,10 +3,11 @@
     python -m benchmarks.scst_step [--device cuda] [--images 50] [--precision bf16] [--length 20]
     [--json FILE]
 
-A Transformer of 6 + 6 layers and width 512 over 36 region features of 2048 numbers, random weights;
-K samples and the greedy caption of each image, at most 20 tokens, CIDEr-D, gradient, clipping, Adam
-at learning rate 0. Captions end after as many tokens as people's captions in COCO have; with
-``--length 20`` none ends before the limit. Two baselines do the same work on the same model:
+A Transformer of 6 + 6 layers and width 512 over 36 region features of 2048 numbers,
+random weights; K samples and the greedy caption of each image, at most 20 tokens,
+CIDEr-D, gradient, clipping, Adam at learning rate 0. Captions end after as many tokens
+as people's captions in COCO have; with ``--length 20`` none ends before the limit. Two
+baselines do the same work on the same model:
 
 - generate twice: Transformers' ``generate`` for the greedy captions and again for the samples,
   pycocoevalcap's CIDEr, a second forward pass with gradient over images copied K times.
@@ -57,8 +58,8 @@ PHASES = {
     "reward": "reward",
     "score and update": "update",
 }
-"""Part of a step -> the key ``time/KEY`` of the log that has its seconds; ``rollout`` includes
-encoding.
+"""Part of a step -> the key ``time/KEY`` of the log that has its seconds; ``rollout``
+includes encoding.
 """
 
 
@@ -67,8 +68,8 @@ class Shapes:
     """Sizes of model and batch."""
 
     captioner: dict[str, Any] = field(default_factory=dict)
-    """Differences from ``CaptionTransformerConfig``, whose defaults are those of the self-critical
-    literature.
+    """Differences from ``CaptionTransformerConfig``, whose defaults are those of the
+    self-critical literature.
     """
     words: int = 10_000
     regions: int = 36
@@ -78,13 +79,13 @@ class Shapes:
     samples: int = 5
     tokens: int = 20
     length: float = 11.4
-    """Mean tokens of a caption, EOS included; with ``tokens`` or more no caption ends before the
-    limit. The 25,010 captions of COCO's Karpathy test split have 10.4 words and a standard
-    deviation of 2.4.
+    """Mean tokens of a caption, EOS included; with ``tokens`` or more no caption ends
+    before the limit. The 25,010 captions of COCO's Karpathy test split have 10.4 words
+    and a standard deviation of 2.4.
     """
     temperature: float = 1.0
-    """Below 1 samples of an image share prefixes, as those of a policy in the middle of its
-    training do.
+    """Below 1 samples of an image share prefixes, as those of a policy in the middle of
+    its training do.
     """
 
 
@@ -159,8 +160,8 @@ class Bench:
         )
 
     def copied_logits(self, batch: CaptionBatch, ids: Tensor, copied: str) -> Tensor:
-        """Logits [N, T, V] after each of ``ids`` [N, T], with a copy of the images for every
-        caption.
+        """Logits [N, T, V] after each of ``ids`` [N, T], with a copy of the images for
+        every caption.
         """
         inputs = {
             key: value.repeat_interleave(self.shapes.samples, 0)
@@ -225,8 +226,8 @@ def random_rows(words: Sequence[str], images: int) -> list[Row]:
 
 
 def prepare(policy: nn.Module, device: str, precision: str) -> Accelerator:
-    """Prepare a policy as ``runtime.engines.build_accelerator`` does in training; the baselines use
-    it, too.
+    """Prepare a policy as ``runtime.engines.build_accelerator`` does in training; the
+    baselines use it, too.
     """
     AcceleratorState._reset_state()  # a benchmark before may have had another precision
     accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision)
@@ -245,8 +246,8 @@ def cider_of(rows: Sequence[Row]) -> Any:
 
 
 def ending_logits(shapes: Shapes) -> Tensor:
-    """Log-odds [T] of P(length = t + 1 | length > t), of lengths that are about normally
-    distributed.
+    """Log-odds [T] of P(length = t + 1 | length > t), of lengths that are about
+    normally distributed.
     """
     lengths = torch.distributions.Normal(shapes.length, LENGTH_DEVIATION)
     edges = lengths.cdf(torch.arange(shapes.tokens + 1, dtype=torch.float64) + 0.5)
@@ -259,8 +260,8 @@ def ending_logits(shapes: Shapes) -> Tensor:
 def end_captions(
     captioner: TransformerCaptioner, inputs: dict[str, Tensor], shapes: Shapes
 ) -> None:
-    """Make lengths about normal by adding a multiple of EOS's embedding to each position's
-    embedding.
+    """Make lengths about normal by adding a multiple of EOS's embedding to each
+    position's embedding.
 
     The multiples are found by ten rounds of correction on sampled captions that do not end.
     """
@@ -323,8 +324,8 @@ def in_turn(bench: Bench, batch: CaptionBatch) -> Callable[[], Averages]:
 
 
 def generate_step(bench: Bench, batch: CaptionBatch, copied: str = "images") -> None:
-    """Baseline: ``generate`` twice, pycocoevalcap, a second forward pass over copies of ``images``
-    or ``states``.
+    """Baseline: ``generate`` twice, pycocoevalcap, a second forward pass over copies of
+    ``images`` or ``states``.
     """
     captioner = bench.captioner
     temperature = bench.shapes.temperature
@@ -348,8 +349,8 @@ def generate_step(bench: Bench, batch: CaptionBatch, copied: str = "images") -> 
 
 
 def prefix_step(bench: Bench, batch: CaptionBatch) -> None:
-    """Baseline: every sampled token decodes all of the prefix again with gradient; the greedy one
-    without.
+    """Baseline: every sampled token decodes all of the prefix again with gradient; the
+    greedy one without.
     """
     samples = bench.shapes.samples
     captioner = bench.captioner
@@ -377,8 +378,8 @@ def learn(bench: Bench, logprobs: Tensor, rewards: Tensor, mask: Tensor) -> None
 def decode_by_prefix(
     bench: Bench, inputs: dict[str, Tensor], sample: bool
 ) -> tuple[Tensor, Tensor]:
-    """Tokens [N, T] and their log-probabilities [N, T]; the image is encoded a single time, nothing
-    else is cached.
+    """Tokens [N, T] and their log-probabilities [N, T]; the image is encoded a single
+    time, nothing else is cached.
     """
     policy = bench.policy
     captioner = bench.captioner
@@ -412,8 +413,8 @@ def decode_by_prefix(
 def toolkit_rewards(
     bench: Bench, batch: CaptionBatch, samples: Sequence[str], best: Sequence[str]
 ) -> Tensor:
-    """pycocoevalcap's CIDEr of the samples minus that of the greedy captions [B * K]; captions are
-    tokenised.
+    """pycocoevalcap's CIDEr of the samples minus that of the greedy captions [B * K];
+    captions are tokenised.
     """
     from pycocoevalcap.cider.cider import Cider
 
@@ -520,8 +521,8 @@ def phase_rows(bench: Bench, name: str, repeats: int) -> list[Measurement]:
 
 
 def lengths_of(bench: Bench, batch: CaptionBatch) -> str:
-    """Lengths of sampled captions, and the fraction of their tokens whose prefix no other sample of
-    the image has.
+    """Lengths of sampled captions, and the fraction of their tokens whose prefix no
+    other sample of the image has.
     """
     rollout = sample_captions(
         bench.captioner, bench.policy, batch, bench.decoding, seed=0, step=0

@@ -3,12 +3,12 @@
     python -m benchmarks.vlm_step [--frozen] [--images 2] [--samples 5] [--tokens 24] [--repeats 3]
     [--json FILE]
 
-A model of SmolVLM's shape with random weights, cut to what a CPU can do: images in 4 crops and the
-whole, of 64 tokens. Both generate as many captions of as many tokens, score them with CIDEr-D,
-compute their log-probabilities with gradient and update the weights by Adam, in float32 without
-recomputed activations. ``--frozen`` freezes vision tower and connector in both; our step is then
-taken with and without the visual tokens of an epoch before. Steps of a round follow each other.
-Needs TRL and num2words.
+A model of SmolVLM's shape with random weights, cut to what a CPU can do: images in 4
+crops and the whole, of 64 tokens. Both generate as many captions of as many tokens,
+score them with CIDEr-D, compute their log-probabilities with gradient and update the
+weights by Adam, in float32 without recomputed activations. ``--frozen`` freezes vision
+tower and connector in both; our step is then taken with and without the visual tokens
+of an epoch before. Steps of a round follow each other. Needs TRL and num2words.
 """
 
 import tempfile
@@ -128,8 +128,8 @@ def our_step(
     tokens: int,
     cache_bytes: int = 0,
 ) -> Callable[[], object]:
-    """A function that takes a step; preprocessing, which workers do in training, is part of it as
-    it is of TRL's.
+    """A function that takes a step; preprocessing, which workers do in training, is
+    part of it as it is of TRL's.
     """
     captioner = load(folder, frozen, cache_bytes)
     accelerator = prepare(captioner.policy, "cpu", "no")
@@ -155,8 +155,8 @@ def our_step(
 def trl_step(
     folder: str, rows: list[Any], frozen: bool, samples: int, tokens: int
 ) -> Callable[[], object]:
-    """A function that takes a step of ``GRPOTrainer``: generation, reward, log-probabilities,
-    update.
+    """A function that takes a step of ``GRPOTrainer``: generation, reward,
+    log-probabilities, update.
     """
     from trl import GRPOConfig, GRPOTrainer
 

@@ -1,5 +1,5 @@
-"""What the site needs beyond plain pages: a tutorial's page is made from its source, and offers it
-as a notebook.
+"""What the site needs beyond plain pages: a tutorial's page is made from its source,
+and offers it as a notebook.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Any
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links to the source of a tutorial, which GitHub shows, lead to its page; a tutorial's page
-    has a download.
+    """Links to the source of a tutorial, which GitHub shows, lead to its page; a
+    tutorial's page has a download.
     """
     markdown = re.sub(r"(\]\((?:tutorials/)?\w+)\.py(?=[#)])", r"\1.md", markdown)
     folder, _, name = page.file.src_uri.rpartition("/")

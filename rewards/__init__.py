@@ -1,5 +1,5 @@
-"""Rewards for image captions: score captions with any of them, with or without the trainer in
-``rl_caption``.
+"""Rewards for image captions: score captions with any of them, with or without the
+trainer in ``rl_caption``.
 """
 
 from rewards.base import Reward, RewardError, as_texts, checked_scores

@@ -14,14 +14,14 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 Function = TypeVar("Function", bound=Callable[..., Any])
 PACKAGES = ("rewards", "rl_caption")
 TARGETS: dict[str, str] = {}
-"""Module outside ``PACKAGES`` -> what names something in it, and how: a key of a configuration, a
-reward.
+"""Module outside ``PACKAGES`` -> what names something in it, and how: a key of a
+configuration, a reward.
 """
 _PYTHON = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 """Folders of the standard library."""
 BOUNDS_ROUNDING = 1e-5
-"""How far a score may be outside of its bounds, as a fraction of the bound (at least of 1):
-rounding of float32.
+"""How far a score may be outside of its bounds, as a fraction of the bound (at least of
+1): rounding of float32.
 """
 
 
@@ -37,9 +37,9 @@ class Reward(Protocol):
     """A plain picklable object (never an ``nn.Module``; it may hold one) that scores captions.
 
     The call has the signature of TRL's reward functions, so every reward also drives
-    ``GRPOTrainer`` and ``RLOOTrainer``. ``prompts``, ``completions`` and every column have N items;
-    ``**columns`` absorbs those that the reward does not know (``completion_ids``,
-    ``trainer_state``, ``log_extra``, ``log_metric``, ...).
+    ``GRPOTrainer`` and ``RLOOTrainer``. ``prompts``, ``completions`` and every column
+    have N items; ``**columns`` absorbs those that the reward does not know
+    (``completion_ids``, ``trainer_state``, ``log_extra``, ``log_metric``, ...).
 
     Columns that the trainer of ``rl_caption`` passes to every reward:
 
@@ -59,8 +59,8 @@ class Reward(Protocol):
     bounds: tuple[float, float]
     """Smallest and largest possible score, such as (0, 10) for CIDEr-D."""
     signature: str
-    """Everything that a published score depends on (variant, parameters, EOS, document frequencies,
-    backbone).
+    """Everything that a published score depends on (variant, parameters, EOS, document
+    frequencies, backbone).
     """
 
     def __call__(
@@ -71,8 +71,8 @@ class Reward(Protocol):
 
 
 def leaf_rewards(reward: Any) -> Iterator[Any]:
-    """Yield the rewards inside a mixture or router (attribute ``rewards``), recursively; else
-    ``reward`` itself.
+    """Yield the rewards inside a mixture or router (attribute ``rewards``),
+    recursively; else ``reward`` itself.
     """
     inner_rewards = getattr(reward, "rewards", None)
     if isinstance(inner_rewards, Mapping):
@@ -89,8 +89,8 @@ def naming(
     error: type[Exception] = ValueError,
     kept: tuple[type[Exception], ...] = (),
 ) -> Iterator[None]:
-    """Context that turns exceptions of ``kinds``, but not of ``kept``, into an ``error`` whose
-    message is ``where: message``.
+    """Context that turns exceptions of ``kinds``, but not of ``kept``, into an
+    ``error`` whose message is ``where: message``.
     """
     try:
         yield
@@ -106,14 +106,14 @@ def errors_of_user_code(
     error: type[Exception] = RewardError,
     kept: tuple[type[Exception], ...] = (RewardError,),
 ) -> Iterator[None]:
-    """Context around calls of code that a configuration may name (``package.module:Name``): what a
-    user's code raises becomes an ``error`` whose message is ``where``, the user's own line, and
-    what was raised.
+    """Context around calls of code that a configuration may name
+    (``package.module:Name``): what a user's code raises becomes an ``error`` whose
+    message is ``where``, the user's own line, and what was raised.
 
-    Where code of several targets runs, ``where`` maps the name of a module to that of its target.
-    Exceptions of ``kept`` pass, and so does one that no line of a user's is behind: it is a defect
-    of this package or of a library. ``sys.exit`` in a user's code is an error, too; one that a
-    handler of this package raises passes.
+    Where code of several targets runs, ``where`` maps the name of a module to that of
+    its target. Exceptions of ``kept`` pass, and so does one that no line of a user's is
+    behind: it is a defect of this package or of a library. ``sys.exit`` in a user's
+    code is an error, too; one that a handler of this package raises passes.
     """
     try:
         yield
@@ -128,9 +128,9 @@ def errors_of_user_code(
 
 
 def _place_in_user_code(raised: BaseException) -> tuple[str, str] | None:
-    """Module and line, ``FILE, line N: CODE``, of the innermost frame behind an exception that is
-    neither of this package nor of Python nor of an installed package that is no target; None where
-    there is none.
+    """Module and line, ``FILE, line N: CODE``, of the innermost frame behind an
+    exception that is neither of this package nor of Python nor of an installed package
+    that is no target; None where there is none.
     """
     for frame, number in reversed(list(traceback.walk_tb(raised.__traceback__))):
         module = str(frame.f_globals.get("__name__"))
@@ -151,8 +151,8 @@ def optional(
 ) -> Any:
     """Import an optional module.
 
-    If it is not installed, raise ``error``: ``what`` ("x needs"), the name of the package, and
-    ``pip install`` with ``install``.
+    If it is not installed, raise ``error``: ``what`` ("x needs"), the name of the
+    package, and ``pip install`` with ``install``.
     """
     try:
         return importlib.import_module(module)
@@ -166,11 +166,11 @@ def optional(
 def passes_on(
     *targets: Callable[..., Any], without: Collection[str] = ()
 ) -> Callable[[Function], Function]:
-    """Decorator for a function that passes its ``**keywords`` on to ``targets``: lists their
-    parameters as its own, but for those of ``without``.
+    """Decorator for a function that passes its ``**keywords`` on to ``targets``: lists
+    their parameters as its own, but for those of ``without``.
 
-    So a score does not have to repeat the options of its encoder, and ``rewards.registry`` still
-    sees their names.
+    So a score does not have to repeat the options of its encoder, and
+    ``rewards.registry`` still sees their names.
     """
 
     def with_signature(function: Function) -> Function:
@@ -193,8 +193,8 @@ def passes_on(
 
 
 def as_texts(completions: Sequence[Any]) -> list[str]:
-    """Return completions as strings; a list of chat messages (TRL) becomes the text of its last
-    message.
+    """Return completions as strings; a list of chat messages (TRL) becomes the text of
+    its last message.
 
     Raises:
         RewardError: an item is neither a string nor a list of ``{"role", "content"}`` messages.
@@ -217,15 +217,15 @@ def _as_text(completion: Any, row: int) -> str:
 
 
 def checked_scores(reward: Any, scores: Any, count: int) -> list[float]:
-    """Return ``scores``, a list, tuple, array or tensor of ``count`` numbers, as a list of finite
-    floats.
+    """Return ``scores``, a list, tuple, array or tensor of ``count`` numbers, as a list
+    of finite floats.
 
     Scores must be within ``reward.bounds``, where it has any, but for rounding
     (``BOUNDS_ROUNDING``).
 
     Raises:
-        RewardError: another type or number of scores, or one that is no number, NaN, infinite or
-            outside the bounds; the message names the first row.
+        RewardError: another type or number of scores, or one that is no number, NaN,
+            infinite or outside the bounds; the message names the first row.
     """
     name = getattr(reward, "__name__", type(reward).__name__)
     values = scores.tolist() if hasattr(scores, "tolist") else scores  # NumPy, torch
@@ -264,9 +264,9 @@ def score_captions(
     """Call ``reward`` on N captions and return its N scores, checked by ``checked_scores``.
 
     Raises:
-        RewardError: the reward failed, or its scores are wrong. The message begins with ``where``,
-            such as ``reward term 'cider'``. What else a user's reward raises becomes this error
-            (``errors_of_user_code``).
+        RewardError: the reward failed, or its scores are wrong. The message begins with
+            ``where``, such as ``reward term 'cider'``. What else a user's reward raises
+            becomes this error (``errors_of_user_code``).
     """
     prefixed = naming(where, (RewardError,), RewardError)
     with naming(where, (OSError,), RewardError), errors_of_user_code(where), prefixed:
@@ -280,13 +280,13 @@ def required_column(
 ) -> Sequence[Any]:
     """Return the column ``name``, which must have ``count`` items.
 
-    In the column ``image``, a list of a single image is replaced by that image. If there is no
-    ``image``, TRL's column ``images`` is used; each of its rows must be a list of exactly one
-    image.
+    In the column ``image``, a list of a single image is replaced by that image. If
+    there is no ``image``, TRL's column ``images`` is used; each of its rows must be a
+    list of exactly one image.
 
     Raises:
-        RewardError: the column is missing or has another length, a row has no image, or one of
-            ``images`` has several.
+        RewardError: the column is missing or has another length, a row has no image, or
+            one of ``images`` has several.
     """
     column = columns.get(name)
     most = math.inf
@@ -332,8 +332,8 @@ def reference_lists(
     Rows that hold the same list object (the K samples of an image) get the same tuple object.
 
     Raises:
-        RewardError: the column is missing or has another length, a row has no reference, or one is
-            not a string.
+        RewardError: the column is missing or has another length, a row has no
+            reference, or one is not a string.
     """
     # A lazy column makes its rows when they are read: in a list they live, and their ids differ.
     rows = list(required_column(columns, "references", reward, count))

@@ -1,5 +1,5 @@
-"""From names and arguments to rewards: document frequencies of a data set, its tokenizer, encoders
-that are shared.
+"""From names and arguments to rewards: document frequencies of a data set, its
+tokenizer, encoders that are shared.
 
 What trains, watches, evaluates, judges or filters captions builds its rewards here.
 """
@@ -21,14 +21,15 @@ from rewards.text.tokenize import TOKENIZER
 class RewardBuilder:
     """Builds the rewards of one data set.
 
-    CIDEr-D gets its document frequencies and ``eos``; every reward of this package that splits
-    captions gets its tokenizer; those whose arguments ask for the same network and cache share one
-    encoder. Arguments that a reward is given itself win over all of these.
+    CIDEr-D gets its document frequencies and ``eos``; every reward of this package that
+    splits captions gets its tokenizer; those whose arguments ask for the same network
+    and cache share one encoder. Arguments that a reward is given itself win over all of
+    these.
 
     Args:
-        references: of each image of the data set, one document an image; they are counted when a
-            reward first asks. Without any, CIDEr-D counts those of every call, as the COCO toolkit
-            does.
+        references: of each image of the data set, one document an image; they are
+            counted when a reward first asks. Without any, CIDEr-D counts those of every
+            call, as the COCO toolkit does.
         tokenizer: of its captions, one of ``rewards.text.tokenize.TOKENIZERS``.
         eos: whether EOS is a token of captions, references and documents.
         df: document frequencies, or a file of them; None counts them from ``references``.
@@ -49,15 +50,15 @@ class RewardBuilder:
         self.eos = eos
         self.df = df
         self.counted: dict[tuple[bool, str], DocumentFrequencies] = {}
-        """(EOS is a token, tokenizer) -> document frequencies of ``references``, of those that were
-        asked for.
+        """(EOS is a token, tokenizer) -> document frequencies of ``references``, of
+        those that were asked for.
         """
         self.encoders: dict[str, CachedEncoder] = {}
         """Arguments of an encoder -> the encoder of the rewards that were built with these."""
 
     def build(self, name: str, kwargs: Mapping[str, Any]) -> Reward:
-        """Build the reward ``name`` (of ``registry.REWARDS``, or ``module:Class``) with its
-        arguments ``kwargs``.
+        """Build the reward ``name`` (of ``registry.REWARDS``, or ``module:Class``) with
+        its arguments ``kwargs``.
 
         Raises as ``registry.build``.
         """
@@ -81,8 +82,8 @@ class RewardBuilder:
         return reward
 
     def count(self, eos: bool, tokenizer: str | None = None) -> DocumentFrequencies:
-        """Document frequencies of the references, counted once. ``ValueError`` where there are
-        none.
+        """Document frequencies of the references, counted once. ``ValueError`` where
+        there are none.
         """
         key = eos, tokenizer or self.tokenizer
         if key not in self.counted:
@@ -93,8 +94,8 @@ class RewardBuilder:
 
 
 def encoder_key(name: str, arguments: Mapping[str, Any]) -> str:
-    """Equal for rewards whose arguments ask for the same encoder and image cache; empty for those
-    without one.
+    """Equal for rewards whose arguments ask for the same encoder and image cache; empty
+    for those without one.
     """
     reward_class = load(name)
     if not (isinstance(reward_class, type) and issubclass(reward_class, ClipScore)):

@@ -1,5 +1,5 @@
-"""Where a model computes: its precision, its device, chunks of its inputs, and the process that
-reports progress.
+"""Where a model computes: its precision, its device, chunks of its inputs, and the
+process that reports progress.
 
 Nothing here imports torch before it is needed.
 """
@@ -21,8 +21,8 @@ _LOG_SECONDS = 10.0
 
 
 def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
-    """Yield the items in chunks of ``size``, with a progress bar on rank 0, or log lines if there
-    is no terminal.
+    """Yield the items in chunks of ``size``, with a progress bar on rank 0, or log
+    lines if there is no terminal.
     """
     start = logged = time.monotonic()
     shows = is_main_process()
@@ -43,8 +43,8 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
 
 
 def is_main_process() -> bool:
-    """Whether this is rank 0; before ``torch.distributed`` is initialised, by the launcher's
-    ``RANK``.
+    """Whether this is rank 0; before ``torch.distributed`` is initialised, by the
+    launcher's ``RANK``.
     """
     torch = sys.modules.get("torch")  # not imported: in no group
     distributed = torch and torch.distributed

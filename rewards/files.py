@@ -36,12 +36,13 @@ logger = logging.getLogger(__name__)
 def atomic_write(path: str | Path, *, sync: bool = True) -> Iterator[BinaryIO]:
     """Open ``path`` for writing such that readers find the old file or the complete new one.
 
-    The block writes to ``.NAME.RANDOM.tmp`` in the same folder, which is made if absent. At its end
-    the file is renamed, after an fsync unless ``sync`` is False; on any exception it is removed.
+    The block writes to ``.NAME.RANDOM.tmp`` in the same folder, which is made if
+    absent. At its end the file is renamed, after an fsync unless ``sync`` is False; on
+    any exception it is removed.
 
     Raises:
-        OSError: it cannot be written; the error names ``path`` and, where the disk is full, the
-            free space.
+        OSError: it cannot be written; the error names ``path`` and, where the disk is
+            full, the free space.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
@@ -60,11 +61,12 @@ def atomic_write(path: str | Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 class CheckedFiles:
-    """Contents by key, as ``folder/<2 digits>/<key>.emb``: a checksum of key and content, then the
-    content.
+    """Contents by key, as ``folder/<2 digits>/<key>.emb``: a checksum of key and
+    content, then the content.
 
-    A file that fails the checksum counts as absent. Files are written atomically, so processes may
-    use the same folder, which is made; a full disk ends the writing with a warning.
+    A file that fails the checksum counts as absent. Files are written atomically, so
+    processes may use the same folder, which is made; a full disk ends the writing with
+    a warning.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -108,8 +110,8 @@ def _checksum(key: str, content: bytes) -> bytes:
 
 @contextlib.contextmanager
 def write_errors(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Context that makes an ``OSError`` name ``path`` if it names no file or ``temporary``; its
-    ``errno`` stays.
+    """Context that makes an ``OSError`` name ``path`` if it names no file or
+    ``temporary``; its ``errno`` stays.
     """
     try:
         yield
@@ -123,11 +125,11 @@ def write_errors(path: Path, temporary: Path | None = None) -> Iterator[None]:
 
 
 def remove_leftovers(folder: str | Path, older_than: float = 60.0) -> None:
-    """Remove the temporary files of ``atomic_write`` that killed processes left in ``folder``, not
-    in its subfolders.
+    """Remove the temporary files of ``atomic_write`` that killed processes left in
+    ``folder``, not in its subfolders.
 
-    Files changed less than ``older_than`` seconds ago stay, because a running process may be
-    writing them.
+    Files changed less than ``older_than`` seconds ago stay, because a running process
+    may be writing them.
     """
     for file in Path(folder).glob(".*.tmp"):
         with contextlib.suppress(FileNotFoundError):  # another process removes it, too
@@ -137,8 +139,8 @@ def remove_leftovers(folder: str | Path, older_than: float = 60.0) -> None:
 
 
 def unique_keys(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON (``object_pairs_hook``). Raises ``ValueError`` for a key that is there
-    twice.
+    """An object of JSON (``object_pairs_hook``). Raises ``ValueError`` for a key that
+    is there twice.
     """
     values = dict(pairs)
     if len(values) < len(pairs):

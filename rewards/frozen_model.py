@@ -39,8 +39,8 @@ def load_frozen(
         precision: of weights and activations.
 
     Raises:
-        ValueError: the precision is unknown, or the model cannot be found or loaded, or has no
-            weights for ``head``.
+        ValueError: the precision is unknown, or the model cannot be found or loaded, or
+            has no weights for ``head``.
     """
     check_values(Precision, precision=precision)
     import transformers
@@ -73,8 +73,8 @@ def load_frozen(
 
 
 def most_tokens(config: Any, tokenizer: Any) -> int:
-    """Number of tokens that a model has positions for, special ones included; if unknown, its
-    tokenizer's limit.
+    """Number of tokens that a model has positions for, special ones included; if
+    unknown, its tokenizer's limit.
     """
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None:

@@ -1,5 +1,5 @@
-"""Image sources (a path, a PIL image, an object that draws one; lists of them for videos): listing,
-opening, hashes.
+"""Image sources (a path, a PIL image, an object that draws one; lists of them for
+videos): listing, opening, hashes.
 """
 
 import contextlib
@@ -34,11 +34,11 @@ UNREADABLE = (
 
 @runtime_checkable
 class Renderable(Protocol):
-    """An image that is drawn when it is needed, such as a generated scene. It has to be picklable,
-    for data loaders.
+    """An image that is drawn when it is needed, such as a generated scene. It has to be
+    picklable, for data loaders.
 
-    It may also have a method ``identity() -> str``, a cache key that is cheaper than drawing the
-    image (``rewards.videos`` has one).
+    It may also have a method ``identity() -> str``, a cache key that is cheaper than
+    drawing the image (``rewards.videos`` has one).
     """
 
     def render(self) -> Image.Image:
@@ -52,12 +52,12 @@ Frames: TypeAlias = list[ImageSource] | tuple[ImageSource, ...]
 
 
 def list_images(folder: str | Path, *, recursive: bool = True) -> Iterator[Path]:
-    """Yield the images in a folder: files with one of ``IMAGE_SUFFIXES``, without those whose name
-    begins with a dot.
+    """Yield the images in a folder: files with one of ``IMAGE_SUFFIXES``, without those
+    whose name begins with a dot.
 
-    Each folder's files come sorted by name and before its subfolders (``recursive``), which are
-    sorted, too; hidden folders are left out, links are followed. Raises ``OSError`` where a folder
-    cannot be listed.
+    Each folder's files come sorted by name and before its subfolders (``recursive``),
+    which are sorted, too; hidden folders are left out, links are followed. Raises
+    ``OSError`` where a folder cannot be listed.
     """
 
     def fail(error: OSError) -> None:
@@ -76,8 +76,8 @@ def list_images(folder: str | Path, *, recursive: bool = True) -> Iterator[Path]
 
 
 def frames_of(source: ImageSource | Frames) -> Frames:
-    """The frames of a video; an image counts as a video of one frame. Raises ``RewardError`` for an
-    empty list.
+    """The frames of a video; an image counts as a video of one frame. Raises
+    ``RewardError`` for an empty list.
     """
     if isinstance(source, list | tuple) and not source:
         raise RewardError("a video has no frame: expected a list of at least one image")
@@ -85,17 +85,17 @@ def frames_of(source: ImageSource | Frames) -> Frames:
 
 
 def open_image(source: ImageSource | Frames, *, own_mode: bool = False) -> Image.Image:
-    """Decode or draw an image: RGB, turned as its EXIF orientation says, the first frame of an
-    animated file.
+    """Decode or draw an image: RGB, turned as its EXIF orientation says, the first
+    frame of an animated file.
 
-    16-bit grey becomes 8-bit by its full range (65535 is white); transparency is dropped.
-    Unreadable EXIF data count as absent. With ``own_mode``, an 8-bit image keeps its mode (``P``,
-    ``RGBA``, ...). The result is a new image.
+    16-bit grey becomes 8-bit by its full range (65535 is white); transparency is
+    dropped. Unreadable EXIF data count as absent. With ``own_mode``, an 8-bit image
+    keeps its mode (``P``, ``RGBA``, ...). The result is a new image.
 
     Raises:
         RewardError: the file does not exist, is no image, is damaged, is larger than
-            ``PIL.Image.MAX_IMAGE_PIXELS`` allows, or has numbers of an unknown range; or ``source``
-            is several frames.
+            ``PIL.Image.MAX_IMAGE_PIXELS`` allows, or has numbers of an unknown range;
+            or ``source`` is several frames.
     """
     if isinstance(source, Image.Image):
         with naming(f"image {source!r:.200} cannot be read", UNREADABLE, RewardError):
@@ -112,8 +112,8 @@ def open_image(source: ImageSource | Frames, *, own_mode: bool = False) -> Image
 
 @contextlib.contextmanager
 def image_file(path: str | Path) -> Iterator[Image.Image]:
-    """Open an image file without decoding it. Raises as ``open_image``, also for what fails inside
-    the block.
+    """Open an image file without decoding it. Raises as ``open_image``, also for what
+    fails inside the block.
     """
     with (
         naming(f"image {str(path)!r} cannot be read", UNREADABLE, RewardError),
@@ -123,13 +123,13 @@ def image_file(path: str | Path) -> Iterator[Image.Image]:
 
 
 def image_identity(source: ImageSource | Frames) -> str:
-    """Cache key of an image or video: equal images have equal keys, and the order of frames does
-    not matter.
+    """Cache key of an image or video: equal images have equal keys, and the order of
+    frames does not matter.
 
-    The key of a file is a hash of its content (``file_hash``), so that a file that was replaced has
-    another key, and a copy has the same. The key of any other image is its ``identity()`` or,
-    without one, a hash of its pixels, for which a scene is drawn. The column ``image_id`` is not
-    used, because two datasets may have the same ids.
+    The key of a file is a hash of its content (``file_hash``), so that a file that was
+    replaced has another key, and a copy has the same. The key of any other image is its
+    ``identity()`` or, without one, a hash of its pixels, for which a scene is drawn.
+    The column ``image_id`` is not used, because two datasets may have the same ids.
 
     Raises ``OSError`` where a file cannot be read.
     """
@@ -154,8 +154,8 @@ def image_identity(source: ImageSource | Frames) -> str:
 
 
 def file_stamp(path: str | Path) -> tuple[int, int, int, int]:
-    """What is different after a file was replaced or written to. Raises ``OSError`` where there is
-    no such file.
+    """What is different after a file was replaced or written to. Raises ``OSError``
+    where there is no such file.
 
     Returns:
         Size in bytes, times of the last change of the content and of the file's status in
@@ -169,8 +169,8 @@ def file_stamp(path: str | Path) -> tuple[int, int, int, int]:
 def file_hash(path: str | Path) -> str:
     """Hash of the content of a file. Raises ``OSError`` where it cannot be read.
 
-    It is remembered by path and ``file_stamp``, so that a process reads a file once as long as it
-    stays as it is.
+    It is remembered by path and ``file_stamp``, so that a process reads a file once as
+    long as it stays as it is.
     """
     stamp = file_stamp(path)
     # The clock of a file system ticks coarsely: two changes in one tick have the same time.
@@ -189,8 +189,8 @@ def _file_hash(path: str, stamp: tuple[int, int, int, int]) -> str:
 
 
 def check_frames(frames: Frames) -> None:
-    """Decode every frame of a video. Raises ``RewardError`` with the index of the first that cannot
-    be decoded.
+    """Decode every frame of a video. Raises ``RewardError`` with the index of the first
+    that cannot be decoded.
     """
     for index, frame in enumerate(frames):
         with naming(f"frame {index} of a video", (RewardError,), RewardError):
@@ -198,8 +198,8 @@ def check_frames(frames: Frames) -> None:
 
 
 def pixel_hash(image: Image.Image) -> str:
-    """Hash of an image's pixels and size; file format and metadata do not matter. Compare images of
-    one mode only.
+    """Hash of an image's pixels and size; file format and metadata do not matter.
+    Compare images of one mode only.
     """
     size = f"{image.width}x{image.height}".encode()[:16]
     return hashlib.blake2b(image.tobytes(), digest_size=16, person=size).hexdigest()
@@ -228,8 +228,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
         and image.format != "PPM"
     ):
         raise ValueError(
-            f"its mode is {image.mode}, with values from {low} to {high}, of which black and white "
-            f"are not known; "
-            "expected 8 or 16 bits per channel"
+            f"its mode is {image.mode}, with values from {low} to {high}, of which "
+            "black and white are not known; expected 8 or 16 bits per channel"
         )
     return Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))

@@ -13,8 +13,8 @@ from rewards.text.tokenize import TOKENIZER
 
 Normalize = Literal["none", "per_term", "per_group"]
 ROUNDING = 1e-6
-"""A standard deviation below this fraction of the largest absolute score is rounding (embeddings
-are float32).
+"""A standard deviation below this fraction of the largest absolute score is rounding
+(embeddings are float32).
 """
 
 LOG_KEYS = frozenset({"total", "std", "greedy"})
@@ -50,24 +50,25 @@ def z_scores(scores: Sequence[float], of: Moments) -> list[float]:
 
 
 class MixedReward:
-    """Weighted sum of rewards, sum_t w_t r_t, or of their z-scores, sum_t w_t (r_t - mean_t) /
-    std_t.
+    """Weighted sum of rewards, sum_t w_t r_t, or of their z-scores, sum_t w_t (r_t -
+    mean_t) / std_t.
 
-    Of raw scores (``normalize="none"``), ``bounds`` follow from those of the terms and the weights.
-    Z-scores (``per_term``, ``per_group``) are relative to other captions: they have no bounds, and
-    totals of different calls do not compare. ``columns`` is the union over the terms.
+    Of raw scores (``normalize="none"``), ``bounds`` follow from those of the terms and
+    the weights. Z-scores (``per_term``, ``per_group``) are relative to other captions:
+    they have no bounds, and totals of different calls do not compare. ``columns`` is
+    the union over the terms.
 
     Args:
         terms: log key -> (reward, weight).
-        normalize: ``none`` adds raw scores; ``per_term`` and ``per_group`` add z-scores of every
-            term. The caller of ``combine`` decides over which captions: all of a step
-            (``per_term``), or those of an image (``per_group``).
-        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``, which a trainer uses for its
-            statistics of captions.
+        normalize: ``none`` adds raw scores; ``per_term`` and ``per_group`` add z-scores
+            of every term. The caller of ``combine`` decides over which captions: all of
+            a step (``per_term``), or those of an image (``per_group``).
+        tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``, which a trainer uses for
+            its statistics of captions.
 
     Raises:
-        ValueError: there is no term, a weight is not a finite number, ``normalize`` is unknown, or
-            a term has a name of ``LOG_KEYS``.
+        ValueError: there is no term, a weight is not a finite number, ``normalize`` is
+            unknown, or a term has a name of ``LOG_KEYS``.
     """
 
     __name__ = "total"
@@ -108,8 +109,8 @@ class MixedReward:
 
     @property
     def signature(self) -> str:
-        """``0.5*[...]+0.5*[...]``; with z-scores ``per_term(...)`` of that; for one raw term of
-        weight 1, its own.
+        """``0.5*[...]+0.5*[...]``; with z-scores ``per_term(...)`` of that; for one raw
+        term of weight 1, its own.
         """
         labels = {name: reward.signature for name, reward in self.rewards.items()}
         if self.normalize == "none" and list(self.weights.values()) == [1.0]:
@@ -146,9 +147,9 @@ class MixedReward:
     ) -> list[float]:
         """Return the weighted sums [N] of the raw scores of ``terms`` (log key -> N scores).
 
-        ``of`` are the moments of every term that z-scores are computed with, for example over all
-        captions of a step or over the samples of an image; None uses the moments of these N
-        captions.
+        ``of`` are the moments of every term that z-scores are computed with, for
+        example over all captions of a step or over the samples of an image; None uses
+        the moments of these N captions.
         """
         if self.normalize != "none":
             if of is None:
@@ -166,13 +167,13 @@ class MixedReward:
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> list[float]:
-        """Score N captions by the weighted sum; z-scores are those over these N captions. Raises as
-        ``terms``.
+        """Score N captions by the weighted sum; z-scores are those over these N
+        captions. Raises as ``terms``.
 
-        As a z-score a single caption scores 0, and a trainer that calls this in several processes
-        normalises in each separately (``rl_caption`` uses all samples of a step, or those of an
-        image, instead). The mean of every term is passed to TRL's ``log_metric``, where ``columns``
-        has it, as ``reward/<term>``.
+        As a z-score a single caption scores 0, and a trainer that calls this in several
+        processes normalises in each separately (``rl_caption`` uses all samples of a
+        step, or those of an image, instead). The mean of every term is passed to TRL's
+        ``log_metric``, where ``columns`` has it, as ``reward/<term>``.
         """
         terms = self.terms(prompts, completions, **columns)
         log_metric = columns.get("log_metric")

@@ -1,8 +1,9 @@
-"""Files of saved models, local or on the hub: checks of folders, configurations and weights before
-they are used.
+"""Files of saved models, local or on the hub: checks of folders, configurations and
+weights before they are used.
 
-The last file written to an exported folder is a manifest of all others: their sizes, and hashes of
-the small ones. Folders without a manifest, made by other packages, are not compared with anything.
+The last file written to an exported folder is a manifest of all others: their sizes,
+and hashes of the small ones. Folders without a manifest, made by other packages, are
+not compared with anything.
 """
 
 import hashlib
@@ -25,8 +26,8 @@ Model = TypeVar("Model", bound=nn.Module)
 
 MANIFEST = "manifest.json"
 HASHED = 2**24
-"""Largest file, in bytes, that is hashed, which takes milliseconds: configurations, tokenizers,
-small weights.
+"""Largest file, in bytes, that is hashed, which takes milliseconds: configurations,
+tokenizers, small weights.
 """
 EXPORTS = ("export/best", "export/last", "best", "last")
 """Where the folder of a run, or its folder ``export``, may have an exported model."""
@@ -37,8 +38,8 @@ STATE_KEYS = ("state_dict", "model", "model_state_dict")
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """The manifest of ``folder``: relative path -> size of every other file, and the hash of those
-    up to ``HASHED``.
+    """The manifest of ``folder``: relative path -> size of every other file, and the
+    hash of those up to ``HASHED``.
     """
     files = sorted(
         path
@@ -72,8 +73,8 @@ def damage(folder: Path) -> str | None:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise ``ValueError`` if a file of ``folder`` differs from the folder's manifest, if it has
-    one.
+    """Raise ``ValueError`` if a file of ``folder`` differs from the folder's manifest,
+    if it has one.
     """
     change = damage(folder) if (folder / MANIFEST).is_file() else None
     if change is not None:
@@ -106,8 +107,8 @@ def save_model(
     folder: str | Path,
     prefix: str = "",
 ) -> None:
-    """Write ``<prefix>model.safetensors`` and ``<prefix>config.json`` to ``folder``, which is
-    created if needed.
+    """Write ``<prefix>model.safetensors`` and ``<prefix>config.json`` to ``folder``,
+    which is created if needed.
 
     Each file is written atomically (``atomic_write``).
     """
@@ -126,16 +127,16 @@ def read_config(
     model_type: str,
     others: Collection[str] = (),
 ) -> T:
-    """Read the dataclass ``config_class`` from the ``config.json`` that ``save_model`` wrote, and
-    check the folder.
+    """Read the dataclass ``config_class`` from the ``config.json`` that ``save_model``
+    wrote, and check the folder.
 
-    The file has to contain this ``model_type`` and every field of ``config_class``. The keys
-    ``others`` are allowed and ignored.
+    The file has to contain this ``model_type`` and every field of ``config_class``. The
+    keys ``others`` are allowed and ignored.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a file differs from the manifest, or the configuration has another type or a
-            wrong key or value.
+        ValueError: a file differs from the manifest, or the configuration has another
+            type or a wrong key or value.
     """
     file = folder / "config.json"
     for name in ("config.json", "model.safetensors"):
@@ -159,8 +160,8 @@ def read_config(
 
 
 def export_hint(folder: str | Path) -> str:
-    """The end of a message about ``folder``, which holds no model: the exported model in it, if it
-    is of a run.
+    """The end of a message about ``folder``, which holds no model: the exported model
+    in it, if it is of a run.
     """
     for name in EXPORTS:
         export = Path(folder) / name
@@ -170,12 +171,12 @@ def export_hint(folder: str | Path) -> str:
 
 
 def load_complete(model_class: Any, name: str, **options: Any) -> Any:
-    """Load a model of Transformers by its ``from_pretrained``, which would leave weights that a
-    file lacks random.
+    """Load a model of Transformers by its ``from_pretrained``, which would leave
+    weights that a file lacks random.
 
     Raises:
-        ValueError: the file has not all weights of ``model_class``, or is of a model for another
-            task.
+        ValueError: the file has not all weights of ``model_class``, or is of a model
+            for another task.
     """
     model, info = model_class.from_pretrained(name, output_loading_info=True, **options)
     expected = type(model).__name__
@@ -199,8 +200,8 @@ def has_model_type(folder: str | Path, model_type: str) -> bool:
 
 
 def load_weights(model: Model, folder: Path) -> Model:
-    """Load the weights of ``folder`` into ``model``, which may be on the meta device, as float32;
-    return ``model``.
+    """Load the weights of ``folder`` into ``model``, which may be on the meta device,
+    as float32; return ``model``.
 
     Raises ``ValueError`` if they do not fit the model. Integer buffers are not loaded.
     """
@@ -212,8 +213,8 @@ def load_weights(model: Model, folder: Path) -> Model:
 
 
 def read_weights(file: Path) -> dict[str, Tensor]:
-    """Read a safetensors file. Raises ``OSError``, or ``ValueError`` that begins with the file's
-    name.
+    """Read a safetensors file. Raises ``OSError``, or ``ValueError`` that begins with
+    the file's name.
     """
     with naming(str(file), (SafetensorError,)):
         return load_file(file)
@@ -223,12 +224,12 @@ def read_state(path: Path) -> dict[str, Tensor]:
     """Read the state dict of a checkpoint file: safetensors, or a PyTorch file with
     ``weights_only=True``.
 
-    A state dict under a key of ``STATE_KEYS`` is found, and the prefix ``module.`` of data
-    parallelism is removed.
+    A state dict under a key of ``STATE_KEYS`` is found, and the prefix ``module.`` of
+    data parallelism is removed.
 
     Raises:
-        OSError, RuntimeError, ValueError, pickle.UnpicklingError: the file cannot be read as a
-            state dict.
+        OSError, RuntimeError, ValueError, pickle.UnpicklingError: the file cannot be
+            read as a state dict.
     """
     if path.suffix == ".safetensors":
         state: Any = read_weights(path)
@@ -243,8 +244,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def float_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of ``model`` without integer buffers (batch norm's counters), which are not
-    needed.
+    """The state dict of ``model`` without integer buffers (batch norm's counters),
+    which are not needed.
     """
     return {
         name: tensor
@@ -261,8 +262,8 @@ def state_shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
 def check_state(
     state: Mapping[str, Tensor], expected: Mapping[str, Tensor], what: str
 ) -> None:
-    """Raise ``ValueError`` with the first five keys of ``state`` that are missing, unexpected or of
-    another shape than in ``expected``, the state dict of the model.
+    """Raise ``ValueError`` with the first five keys of ``state`` that are missing,
+    unexpected or of another shape than in ``expected``, the state dict of the model.
     """
     shapes = state_shapes(state)
     right = state_shapes(expected)
@@ -286,8 +287,8 @@ def check_state(
 
 
 def fingerprint(state: Mapping[str, Any], *others: Any) -> str:
-    """Hash of a state dict and of the ``repr`` of ``others``: whatever else the model's output
-    depends on.
+    """Hash of a state dict and of the ``repr`` of ``others``: whatever else the model's
+    output depends on.
     """
     digest = hashlib.blake2b(repr(others).encode(), digest_size=16)
     for key, value in sorted(state.items()):
@@ -299,13 +300,13 @@ def fingerprint(state: Mapping[str, Any], *others: Any) -> str:
 def ask_hub(name: str, file: str) -> bool:
     """Check with a single request that the hub has ``file`` of the model ``name``.
 
-    Returns True if the hub has it, and False if the hub cannot be reached but the file is in the
-    local cache. Without this check a mistyped name takes half a minute, because libraries request a
-    dozen files and retry each.
+    Returns True if the hub has it, and False if the hub cannot be reached but the file
+    is in the local cache. Without this check a mistyped name takes half a minute,
+    because libraries request a dozen files and retry each.
 
     Raises:
-        OSError: there is no such model or file, or there is neither a connection nor a copy in the
-            cache.
+        OSError: there is no such model or file, or there is neither a connection nor a
+            copy in the cache.
         ValueError: ``name`` cannot be the name of a model.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
@@ -325,13 +326,12 @@ def ask_hub(name: str, file: str) -> bool:
 
 
 def transformers_options(name: str) -> dict[str, Any]:
-    """Arguments of every ``from_pretrained`` of Transformers for ``name``, a folder or a name on
-    the hub.
+    """Arguments of every ``from_pretrained`` of Transformers for ``name``, a folder or
+    a name on the hub.
 
-    They keep it from running code that comes with the model (``auto_map``), and from asking at the
-    terminal whether
-    to. A folder with ``adapter_config.json`` is refused: Transformers would silently load another
-    model or adapters.
+    They keep it from running code that comes with the model (``auto_map``), and from
+    asking at the terminal whether to. A folder with ``adapter_config.json`` is refused:
+    Transformers would silently load another model or adapters.
 
     Raises:
         OSError, ValueError: as ``ask_hub``, or the folder is refused.
@@ -346,8 +346,8 @@ def transformers_options(name: str) -> dict[str, Any]:
 
 
 def check_open_clip(config: Mapping[str, Any], where: str) -> None:
-    """Raise ``ValueError`` if the ``model_cfg`` of a saved open_clip model asks for code of its
-    tokenizer to run.
+    """Raise ``ValueError`` if the ``model_cfg`` of a saved open_clip model asks for
+    code of its tokenizer to run.
     """
     options = (config.get("text_cfg") or {}).get("tokenizer_kwargs") or {}
     if options.get("trust_remote_code"):

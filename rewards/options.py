@@ -1,8 +1,9 @@
 """Checks of options by their annotations, and classes and functions by name.
 
-The annotation of an option says its type, its choices (``Literal["mean", "max"]``) and its range
-(``Annotated[int, Field(ge=1)]``); pydantic reads it. A class or function is named by an entry of a
-table, or as ``package.module:Name``; it is imported when it is asked for.
+The annotation of an option says its type, its choices (``Literal["mean", "max"]``) and
+its range (``Annotated[int, Field(ge=1)]``); pydantic reads it. A class or function is
+named by an entry of a table, or as ``package.module:Name``; it is imported when it is
+asked for.
 """
 
 import difflib
@@ -153,8 +154,8 @@ def load_target(
 
 
 def target_name(target: Any) -> str:
-    """``package.module:Name`` of a class, of a function or one with its options bound, or of the
-    class of an object.
+    """``package.module:Name`` of a class, of a function or one with its options bound,
+    or of the class of an object.
     """
     function = getattr(target, "func", target)
     has_name = function if hasattr(function, "__qualname__") else type(function)

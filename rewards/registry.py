@@ -1,8 +1,8 @@
-"""Rewards by name. A module is imported when its reward is loaded, so listing names imports
-nothing.
+"""Rewards by name. A module is imported when its reward is loaded, so listing names
+imports nothing.
 
-A reward of this package is one line in ``REWARDS``. A reward from outside needs no line: its name
-is ``package.module:Class``.
+A reward of this package is one line in ``REWARDS``. A reward from outside needs no
+line: its name is ``package.module:Class``.
 """
 
 import inspect
@@ -60,13 +60,13 @@ def available() -> list[str]:
 
 
 def build(name: str, **kwargs: Any) -> Reward:
-    """Construct the reward ``name`` (one of ``available()``, or ``package.module:Class``) with
-    ``kwargs``.
+    """Construct the reward ``name`` (one of ``available()``, or
+    ``package.module:Class``) with ``kwargs``.
 
     Raises:
-        ValueError: the name is unknown, the target cannot be imported or is no reward, an argument
-            is unknown or missing, or bounds or arguments of the call are wrong. What the
-            constructor raises is passed on.
+        ValueError: the name is unknown, the target cannot be imported or is no reward,
+            an argument is unknown or missing, or bounds or arguments of the call are
+            wrong. What the constructor raises is passed on.
     """
     target = load(name)
     signature = inspect.signature(target)
@@ -90,8 +90,8 @@ def build(name: str, **kwargs: Any) -> Reward:
 
 
 def short_name(name: str) -> str:
-    """The name in ``REWARDS`` of a reward given as ``module:Class``; any other name is returned
-    unchanged.
+    """The name in ``REWARDS`` of a reward given as ``module:Class``; any other name is
+    returned unchanged.
     """
     return next((entry for entry, target in REWARDS.items() if target == name), name)
 

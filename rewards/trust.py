@@ -1,10 +1,10 @@
 """Classes that saved models name, which are used only where the user trusts them.
 
-A saved model's ``config.json`` comes with its weights, often from other people. It may name a
-class, such as the image encoder of a dual encoder, and its arguments; whoever imports and calls
-what stands there runs that file. So names are compared here before anything is imported
-(docs/reliability.md). Names that the user gives, in a configuration, on a command line or in
-Python, need no check.
+A saved model's ``config.json`` comes with its weights, often from other people. It may
+name a class, such as the image encoder of a dual encoder, and its arguments; whoever
+imports and calls what stands there runs that file. So names are compared here before
+anything is imported (docs/reliability.md). Names that the user gives, in a
+configuration, on a command line or in Python, need no check.
 """
 
 import importlib
@@ -17,8 +17,8 @@ _trusted: set[str] = set()
 
 
 def trust(names: Iterable[str]) -> None:
-    """Let saved models name these classes, ``package.module:Class``, in this process, with any
-    arguments.
+    """Let saved models name these classes, ``package.module:Class``, in this process,
+    with any arguments.
     """
     _trusted.update(names)
 
@@ -35,20 +35,19 @@ def check_trusted(name: str, where: str) -> None:
     """
     if name not in _trusted:
         raise ValueError(
-            f"{where} is {name!r:.200}, which is not of this package, and a saved model must not "
-            f"choose what code "
-            f"runs. If you know and trust it, set trust: [{name}] in the configuration, or --trust "
-            f"{name} "
+            f"{where} is {name!r:.200}, which is not of this package, and a saved "
+            "model must not choose what code runs. If you know and trust it, set "
+            f"trust: [{name}] in the configuration, or --trust {name} "
             "(docs/reliability.md)"
         )
 
 
 def import_outside(module: str) -> ModuleType:
-    """Import a module that the user names, such as ``my_rewards``; also a file in the working
-    directory.
+    """Import a module that the user names, such as ``my_rewards``; also a file in the
+    working directory.
 
-    The working directory is searched last, and only from the first such name on: in a folder from
-    elsewhere, a file may have the name of an optional package.
+    The working directory is searched last, and only from the first such name on: in a
+    folder from elsewhere, a file may have the name of an optional package.
     """
     folder = os.getcwd()
     if folder not in sys.path:

@@ -1,5 +1,5 @@
-"""Videos as a few frames: a folder of images, an animated image (GIF, WebP, ...) or a video file
-(PyAV).
+"""Videos as a few frames: a folder of images, an animated image (GIF, WebP, ...) or a
+video file (PyAV).
 """
 
 import os
@@ -22,20 +22,20 @@ from rewards.images import (
 )
 
 KEPT = 4
-"""Number of videos whose decoded frames a process caches, as a file is decoded whole but its frames
-are read singly.
+"""Number of videos whose decoded frames a process caches, as a file is decoded whole
+but its frames are read singly.
 """
 
 
 def uniform(
     total: int, count: int, span: tuple[float, float] = (0.0, 1.0)
 ) -> list[int]:
-    """Indices of ``count`` of ``total`` frames: the centres of equal segments, floor((i + 1/2)
-    total / count).
+    """Indices of ``count`` of ``total`` frames: the centres of equal segments, floor((i
+    + 1/2) total / count).
 
-    A video with fewer frames than ``count`` gives some of them several times. ``span`` selects a
-    part of the video, (start, end) as fractions of its length: the frames from floor(start total)
-    up to floor(end total), at least one.
+    A video with fewer frames than ``count`` gives some of them several times. ``span``
+    selects a part of the video, (start, end) as fractions of its length: the frames
+    from floor(start total) up to floor(end total), at least one.
     """
     first = min(int(span[0] * total), total - 1)
     length = max(min(int(span[1] * total), total) - first, 1)
@@ -44,12 +44,12 @@ def uniform(
 
 @dataclass(frozen=True)
 class VideoFrame:
-    """One of ``count`` uniformly sampled frames of a video: an ``ImageSource`` that is read when it
-    is rendered.
+    """One of ``count`` uniformly sampled frames of a video: an ``ImageSource`` that is
+    read when it is rendered.
 
-    ``path`` is a folder of images in natural order of their names (2 before 10), an image file,
-    animated or not (recognised by its suffix), or any video file that PyAV decodes (needs the extra
-    ``video``).
+    ``path`` is a folder of images in natural order of their names (2 before 10), an
+    image file, animated or not (recognised by its suffix), or any video file that PyAV
+    decodes (needs the extra ``video``).
     """
 
     path: str
@@ -62,8 +62,8 @@ class VideoFrame:
         """Return the frame as RGB.
 
         Raises:
-            RewardError: the video is missing, damaged or has no frame, or PyAV is needed and not
-                installed.
+            RewardError: the video is missing, damaged or has no frame, or PyAV is
+                needed and not installed.
         """
         if os.path.isdir(self.path):
             return open_image(self._file())

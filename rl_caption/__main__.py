@@ -1,5 +1,5 @@
-"""``python -m rl_caption NAME`` and ``rl-caption NAME``. Ctrl-C ends both in one line, also while
-modules load.
+"""``python -m rl_caption NAME`` and ``rl-caption NAME``. Ctrl-C ends both in one line,
+also while modules load.
 """
 
 import importlib
@@ -63,8 +63,8 @@ def hiding_files() -> Iterator[str]:
 
 
 def leave_on_interrupt() -> Any:
-    """Let Ctrl-C end the process at once, while there is nothing to be cleaned up; return the
-    handler before.
+    """Let Ctrl-C end the process at once, while there is nothing to be cleaned up;
+    return the handler before.
 
     While a module is imported, an exception may be swallowed, or come out as another one.
     """

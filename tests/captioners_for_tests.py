@@ -26,8 +26,8 @@ SHAPE = {
 
 
 def tiny_captioner(seed=0, dropout=0.0, **shape):
-    """A captioner over 16 x 16 pixels (or over regions, by ``input_kind``) that ends captions now
-    and then.
+    """A captioner over 16 x 16 pixels (or over regions, by ``input_kind``) that ends
+    captions now and then.
     """
     torch.manual_seed(seed)
     options = {
@@ -105,12 +105,12 @@ def sample_slowly(
     next_logits,
     ending=False,
 ):
-    """Token ids and log-probabilities [B, K, L] of every caption sampled alone, token by token: the
-    obvious way.
+    """Token ids and log-probabilities [B, K, L] of every caption sampled alone, token
+    by token: the obvious way.
 
-    ``next_logits`` gives [V] after the token ids of a caption, for the inputs of its image. With
-    ``ending``, numbers of ``noise`` are changed so that the first sample of image i ends after i +
-    1 tokens.
+    ``next_logits`` gives [V] after the token ids of a caption, for the inputs of its
+    image. With ``ending``, numbers of ``noise`` are changed so that the first sample of
+    image i ends after i + 1 tokens.
     """
     end = captioner.eos_token_id
     tokens = torch.full(noise.shape, captioner.pad_token_id)

@@ -1,5 +1,5 @@
-"""Four images' captions and references, in tokens that are separated by spaces, and a mark for
-tests with Java.
+"""Four images' captions and references, in tokens that are separated by spaces, and a
+mark for tests with Java.
 """
 
 import shutil
@@ -62,8 +62,8 @@ def _karpathy_references(file):
 
 
 def published_system(shared_data, name):
-    """Tokens of a published system's captions of Karpathy's test split, of the references, and its
-    recorded scores.
+    """Tokens of a published system's captions of Karpathy's test split, of the
+    references, and its recorded scores.
     """
     folder = shared_data / "coco_karpathy_test"
     tokens = _karpathy_references(folder / "refs.json")

@@ -80,8 +80,8 @@ def weights():
 
 
 def low_rank_weights():
-    """A state as PAC-S++ saves it: rank 4, factors of every weight of the blocks and of the
-    patches' kernel.
+    """A state as PAC-S++ saves it: rank 4, factors of every weight of the blocks and of
+    the patches' kernel.
     """
     state = weights()
     draw = torch.Generator().manual_seed(7)

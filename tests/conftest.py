@@ -45,8 +45,8 @@ def random_weights(monkeypatch):
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport():
-    """Escape what xdist cannot send: names of files that are not UTF-8, in what a test printed or
-    logged.
+    """Escape what xdist cannot send: names of files that are not UTF-8, in what a test
+    printed or logged.
     """
     report = yield
     report.sections = [
@@ -58,8 +58,8 @@ def pytest_runtest_makereport():
 
 @pytest.fixture(scope="session")
 def shared_data():
-    """Folder with the public datasets that are not shipped with the package; skips the test where
-    it is absent.
+    """Folder with the public datasets that are not shipped with the package; skips the
+    test where it is absent.
 
     It is ``$RL_CAPTION_SHARED_DATA`` if that is set, else ``shared/data`` beside the repository.
     """

@@ -87,8 +87,8 @@ def commands(page):
 
 
 def words_of(command):
-    """Without what stands for more (``...``), brackets of what may be left out, variables in front,
-    pipes, and files that output goes to.
+    """Without what stands for more (``...``), brackets of what may be left out,
+    variables in front, pipes, and files that output goes to.
     """
     words = [
         word

@@ -51,8 +51,8 @@ def save_vit(folder, seed=0, pooler=True):
 
 
 class MeanColours(nn.Module):
-    """An encoder of one's own: the mean colour of each cell of a grid, times ``gain``, which is its
-    one weight.
+    """An encoder of one's own: the mean colour of each cell of a grid, times ``gain``,
+    which is its one weight.
     """
 
     preprocessing = Preprocessing(
@@ -75,8 +75,8 @@ SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 
 
 class TinyImageEncoder(nn.Module):
-    """Three convolutions with batch norm, their weights given by ``seed``: [B, 3, 32, 32] -> [B, 4,
-    4, 12].
+    """Three convolutions with batch norm, their weights given by ``seed``: [B, 3, 32,
+    32] -> [B, 4, 4, 12].
     """
 
     def __init__(self, seed=0):
@@ -99,8 +99,8 @@ class TinyImageEncoder(nn.Module):
 
 
 def save_text_encoder(folder):
-    """Save a random BERT of two layers, with a tokenizer of the generated world's words; returns
-    its name.
+    """Save a random BERT of two layers, with a tokenizer of the generated world's
+    words; returns its name.
     """
     rows = ScenesData(
         num_train=32, num_val=6, num_test=0, num_unseen=0, image_size=32

@@ -1,5 +1,5 @@
-"""Tiny models of Transformers with random weights, saved and loaded as real ones are: folder in,
-captioner out.
+"""Tiny models of Transformers with random weights, saved and loaded as real ones are:
+folder in, captioner out.
 """
 
 import copy
@@ -26,8 +26,8 @@ FAMILIES = (*ENCODER_DECODERS, *PLAIN_PROMPTS)
 
 
 def save_model(family, folder, seed=0):
-    """Write the family's tiny model to ``folder``, also that of a vision-language model; returns
-    it.
+    """Write the family's tiny model to ``folder``, also that of a vision-language
+    model; returns it.
     """
     if family not in FAMILIES:
         from tests.zoo.families import save_vlm
@@ -83,8 +83,8 @@ def gradients(policy):
 
 
 def assert_recomputing_changes_nothing(captioner, inputs, ids, share):
-    """Captions, scores and gradients are those without dropout, in training with recomputed
-    activations, too, of which at most ``share`` of the tensors are kept.
+    """Captions, scores and gradients are those without dropout, in training with
+    recomputed activations, too, of which at most ``share`` of the tensors are kept.
     """
     plain = copy.deepcopy(captioner)
     plain.policy.zero_grad()
@@ -179,8 +179,8 @@ def assert_gradients_of_one_at_a_time(
     mask,
     expected,
 ):
-    """``expected`` log-probabilities, of captions one by one, and their gradient are those of
-    ``batches``, and of prefixes that captions share.
+    """``expected`` log-probabilities, of captions one by one, and their gradient are
+    those of ``batches``, and of prefixes that captions share.
     """
     policy = captioner.policy
     weights = torch.linspace(

@@ -8,8 +8,8 @@ import pytest
 
 @contextmanager
 def interrupted(owner, name, after):
-    """What is within ends in ``KeyboardInterrupt``: at the call of a function that follows
-    ``after`` whole ones.
+    """What is within ends in ``KeyboardInterrupt``: at the call of a function that
+    follows ``after`` whole ones.
     """
     original, calls = getattr(owner, name), []
 

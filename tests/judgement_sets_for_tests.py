@@ -36,8 +36,8 @@ def flickr8k(folder):
 
 
 def composite(folder):
-    """Three captions a row in 8k, four in the others, and the two lines at the end of the real
-    files.
+    """Three captions a row in 8k, four in the others, and the two lines at the end of
+    the real files.
     """
     token_file(folder / "Flickr8k.token.txt")
     token_file(folder / "results_20130124.token")
@@ -93,8 +93,8 @@ def consensus(path, pairs):
 
 
 def pascal50s(folder):
-    """Four pairs, one of each kind; the second has its captions in the other order, the third is a
-    tie of votes.
+    """Four pairs, one of each kind; the second has its captions in the other order, the
+    third is a tie of votes.
     """
     pairs = [
         ("one dog", "one cat", 40),
@@ -276,8 +276,8 @@ def icc_words(folder):
 
 
 def vatex_eval(folder):
-    """Pickled NumPy arrays, as ``VATEX-EVAL-demo.py`` of EMScore reads them: ratings are [people,
-    captions], flat.
+    """Pickled NumPy arrays, as ``VATEX-EVAL-demo.py`` of EMScore reads them: ratings
+    are [people, captions], flat.
     """
     contents = {
         "candidates_list": np.array(

@@ -56,8 +56,8 @@ def write_captions(folder, split, captions):
 
 
 def write_run(folder, **config):
-    """A finished run with three validations, the last of them with an alarm; the first caption is a
-    nasty one.
+    """A finished run with three validations, the last of them with an alarm; the first
+    caption is a nasty one.
     """
     folder.mkdir(parents=True)
     values = {

@@ -97,11 +97,12 @@ def reward_model_config(folder, task, **changes):
 
 
 def chain(folder):
-    """Configurations of teacher, both towers and the whole student, each after those that it
-    starts from.
+    """Configurations of teacher, both towers and the whole student, each after those
+    that it starts from.
 
-    And of ``pac``, which goes on from the teacher with generated images and captions; of ``long``,
-    the teacher with more positions; and of ``specific``, which goes on from that.
+    And of ``pac``, which goes on from the teacher with generated images and captions;
+    of ``long``, the teacher with more positions; and of ``specific``, which goes on
+    from that.
     """
     best = str(folder / "teacher/export/best")
     teacher = {"teacher.name": best}
@@ -155,8 +156,8 @@ def chain(folder):
 
 
 def pretrained_chain(folder):
-    """Configurations of a dual encoder of pretrained parts, and of an L-CLIP over its frozen image
-    encoder.
+    """Configurations of a dual encoder of pretrained parts, and of an L-CLIP over its
+    frozen image encoder.
     """
     encoder = "tests.encoders_for_tests:TinyImageEncoder"
     text = {
@@ -192,8 +193,8 @@ def pretrained_chain(folder):
 
 
 def text_chain(folder):
-    """Configurations of a language model, of a semantic bottleneck on it, and of a regression on
-    captions.
+    """Configurations of a language model, of a semantic bottleneck on it, and of a
+    regression on captions.
     """
     targets = folder / "targets.jsonl"
     if not targets.exists():

@@ -1,8 +1,9 @@
 """A device that is not the CPU, on a machine without one: where a GPU would refuse, it refuses.
 
-A tensor of it wraps a CPU tensor, which computes. An operation on tensors of both devices raises,
-and so does ``numpy()``; CPU scalars and CPU indices are taken, as on a GPU. Autocast is a no-op. It
-registers torch's one private backend for the rest of the process, so it belongs into a child.
+A tensor of it wraps a CPU tensor, which computes. An operation on tensors of both
+devices raises, and so does ``numpy()``; CPU scalars and CPU indices are taken, as on a
+GPU. Autocast is a no-op. It registers torch's one private backend for the rest of the
+process, so it belongs into a child.
 """
 
 import importlib
@@ -99,8 +100,8 @@ def simulated(device):
 
 
 def compute(operator, args, kwargs):
-    """The operation on the CPU tensors inside, wrapped. Raises RuntimeError where tensors are on
-    both devices.
+    """The operation on the CPU tensors inside, wrapped. Raises RuntimeError where
+    tensors are on both devices.
     """
     name = operator._schema.name
     leaves = tree_leaves((args, kwargs))

@@ -1,8 +1,8 @@
-"""Tiny trainings: their configurations, and children of a fork server that run, fail and are killed
-as asked.
+"""Tiny trainings: their configurations, and children of a fork server that run, fail
+and are killed as asked.
 
-Importing torch and Transformers takes seconds, so one fork server imports everything once and each
-run is a fork of it.
+Importing torch and Transformers takes seconds, so one fork server imports everything
+once and each run is a fork of it.
 """
 
 import importlib
@@ -31,8 +31,8 @@ from rl_caption.cli.stages import make_stages
 from rl_caption.config.reward_models import RewardModelConfig
 
 ENGINES = {name: engine_memory.environment(name) for name in engine_memory.ENGINES}
-"""What ``accelerate launch --config_file configs/accelerate/deepspeed_NAME.yaml`` puts into the
-environment.
+"""What ``accelerate launch --config_file configs/accelerate/deepspeed_NAME.yaml`` puts
+into the environment.
 """
 LONGEST = 300
 """Seconds after which a run counts as hanging."""
@@ -85,8 +85,8 @@ DATA = {
 
 
 def xe_config(folder, **changes):
-    """Cross-entropy with dropout (so that random states matter) and accumulation; ``changes`` are
-    dotted keys.
+    """Cross-entropy with dropout (so that random states matter) and accumulation;
+    ``changes`` are dotted keys.
     """
     return changed(
         {
@@ -163,8 +163,8 @@ class Kill:
     """SIGKILL (or another signal) at the ``call``-th call of ``target``
     (``module:attribute.attribute``).
 
-    ``moment`` is ``before`` the call, ``after`` it, or ``half`` way through what it writes or
-    removes.
+    ``moment`` is ``before`` the call, ``after`` it, or ``half`` way through what it
+    writes or removes.
     """
 
     target: str
@@ -233,11 +233,11 @@ def run_together(count, config, folder, program, *how, **named):
 def run_arguments_together(
     count, arguments, folder, kill=None, engine=None, spoil=None
 ):
-    """Run ``python -m rl_caption ARGUMENTS`` in ``count`` processes that train together (gloo), with
-    the environment of an ``engine``; logs are beside ``folder``.
+    """Run ``python -m rl_caption ARGUMENTS`` in ``count`` processes that train together
+    (gloo), with the environment of an ``engine``; logs are beside ``folder``.
 
-    ``kill`` strikes rank 0, then the others are killed. After step ``spoil`` the last process alone
-    has weights that are not finite.
+    ``kill`` strikes rank 0, then the others are killed. After step ``spoil`` the last
+    process alone has weights that are not finite.
     """
     port, context = get_free_port(), multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -280,8 +280,8 @@ def _child(
     environment=None,
     simulated=False,
 ):
-    """Run the program with a kill armed, NaN in a weight from step ``poison`` on or after step
-    ``spoil``, files limited in size (bytes), or on a simulated device.
+    """Run the program with a kill armed, NaN in a weight from step ``poison`` on or
+    after step ``spoil``, files limited in size (bytes), or on a simulated device.
     """
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
@@ -342,8 +342,8 @@ def _write_half(original, *positional, **named):
 
 
 def _break_weights(step, after):
-    """Make a weight NaN before step ``step`` is taken, or after it; of a sharded one this process's
-    shard.
+    """Make a weight NaN before step ``step`` is taken, or after it; of a sharded one
+    this process's shard.
     """
     from rl_caption.training.run import Run
 
@@ -404,8 +404,8 @@ def weights(folder):
 
 
 def _last_and_best(one, other):
-    """Yield the name of each weight of the last checkpoint and of the exported model, with its
-    values in both runs.
+    """Yield the name of each weight of the last checkpoint and of the exported model,
+    with its values in both runs.
     """
     last = sorted((other / "checkpoints").iterdir())[-1].relative_to(other)
     for model in (last, Path("export/best")):
@@ -434,8 +434,8 @@ def assert_close_runs(one, other, rel=1e-5):
 
 
 def assert_same_run(run_folder, whole):
-    """Every file that tells the result of a run equals that of the run that was never stopped, bit
-    for bit.
+    """Every file that tells the result of a run equals that of the run that was never
+    stopped, bit for bit.
     """
     of_pipeline = {"stage.json"}
     assert files(run_folder) - of_pipeline == files(whole) - of_pipeline

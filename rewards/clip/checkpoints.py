@@ -33,8 +33,8 @@ POSITIONS = "positional_embedding"
 POSITIONS_FROM_KEEP = "positional_embedding_res"
 """Second table of released long checkpoints: positions from ``KEEP`` on are read from it."""
 ALPHA = 1.0
-"""Numerator of the scale alpha / r of low-rank updates in PAC-S++, which files do not tell; its r
-is 4.
+"""Numerator of the scale alpha / r of low-rank updates in PAC-S++, which files do not
+tell; its r is 4.
 """
 logger = logging.getLogger(__name__)
 _ARCHIVE_KEYS = ("input_resolution", "context_length", "vocab_size")
@@ -46,11 +46,10 @@ _MLP = re.compile(r".+\.mlp\.c_(fc|proj)\.weight")
 def stretch_positions(positions: Tensor, keep: int = KEEP, factor: int = 4) -> Tensor:
     """Interpolate positional embeddings P [L, D], L >= 2, to [keep + factor (L - keep), D].
 
-    Rows 0 to keep - 1 are copied. For i from 0 to L - keep - 2 and j from 0 to factor - 1,
-    ``new[keep + factor i + j] = ((factor - j) P[keep + i] + j P[keep + i + 1]) / factor``; the last
-    row of P is
-    extrapolated: ``P[-1] + j (P[-1] - P[-2]) / factor``. With L = 77, keep = 20 and factor = 4
-    there are 248 rows.
+    Rows 0 to keep - 1 are copied. For i from 0 to L - keep - 2 and j from 0 to factor -
+    1, ``new[keep + factor i + j] = ((factor - j) P[keep + i] + j P[keep + i + 1]) /
+    factor``; the last row of P is extrapolated: ``P[-1] + j (P[-1] - P[-2]) / factor``.
+    With L = 77, keep = 20 and factor = 4 there are 248 rows.
     """
     steps = torch.diff(positions, dim=0)[keep:]
     steps = torch.cat([steps, positions[-1:] - positions[-2:-1]])
@@ -60,11 +59,12 @@ def stretch_positions(positions: Tensor, keep: int = KEEP, factor: int = 4) -> T
 
 
 def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> None:
-    """Give a model of open_clip (``CLIP`` or ``CustomTextCLIP``) ``context_length`` positions, in
-    place.
+    """Give a model of open_clip (``CLIP`` or ``CustomTextCLIP``) ``context_length``
+    positions, in place.
 
-    A caption of up to ``keep`` tokens keeps its embedding. Raises ``ValueError`` if the text tower
-    is none of open_clip's own, has a class token, or cannot get that number of positions.
+    A caption of up to ``keep`` tokens keeps its embedding. Raises ``ValueError`` if the
+    text tower is none of open_clip's own, has a class token, or cannot get that number
+    of positions.
     """
     tower: Any = model if hasattr(model, POSITIONS) else getattr(model, "text", None)
     is_native = isinstance(getattr(tower, POSITIONS, None), nn.Parameter)
@@ -94,8 +94,8 @@ def stretch_text_tower(model: Any, context_length: int, keep: int = KEEP) -> Non
 def load_file(name: str, path: Path) -> Any:
     """Build the architecture ``name`` with the weights of a file and its number of positions.
 
-    (open_clip by itself would silently resize the table of positions.) Raises as ``read_state``,
-    and ``RuntimeError`` for weights that do not fit.
+    (open_clip by itself would silently resize the table of positions.) Raises as
+    ``read_state``, and ``RuntimeError`` for weights that do not fit.
     """
     import open_clip
 
@@ -127,8 +127,8 @@ def load_file(name: str, path: Path) -> Any:
 
 
 def _is_torchscript(path: Path) -> bool:
-    """Whether a file is a TorchScript archive. Raises ``ValueError`` for one that would run code
-    when it is read.
+    """Whether a file is a TorchScript archive. Raises ``ValueError`` for one that would
+    run code when it is read.
     """
     if not zipfile.is_zipfile(path):
         return False
@@ -147,10 +147,10 @@ def _is_torchscript(path: Path) -> bool:
 def _load_long(name: str, state: dict[str, Tensor]) -> Any:
     """Build the architecture with QuickGELU and the weights of a released long checkpoint.
 
-    The released model reads rows 0 to ``KEEP`` - 1 of ``positional_embedding`` and the others of
-    ``positional_embedding_res``. As in Long-CLIP's code, weights of convolutions, linear layers,
-    attention and projections are first rounded to half precision, which changes nothing in files of
-    halves.
+    The released model reads rows 0 to ``KEEP`` - 1 of ``positional_embedding`` and the
+    others of ``positional_embedding_res``. As in Long-CLIP's code, weights of
+    convolutions, linear layers, attention and projections are first rounded to half
+    precision, which changes nothing in files of halves.
     """
     import open_clip
     from open_clip.model import convert_weights_to_lp
@@ -168,17 +168,17 @@ def _load_long(name: str, state: dict[str, Tensor]) -> Any:
 
 
 def merge_low_rank(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Add the low-rank updates (alpha / r) B A of a state dict to its weights W; r is the rank.
-    Returns the state dict without factors.
+    """Add the low-rank updates (alpha / r) B A of a state dict to its weights W; r is
+    the rank. Returns the state dict without factors.
 
-    For W [out, in], A is [r, in] and B [out, r]. For a kernel [out, in, k, k], A is [r k, in k] and
-    B [out k, r k], and their product [out k, in k] is reshaped row by row.
+    For W [out, in], A is [r, in] and B [out, r]. For a kernel [out, in, k, k], A is [r
+    k, in k] and B [out k, r k], and their product [out k, in k] is reshaped row by row.
 
-    The factors of ``W`` are ``W_lora_A`` and ``W_lora_B`` (``in_proj_weight``), those of
-    ``owner.weight`` are ``owner.lora_A`` and ``owner.lora_B``. The updates of ``mlp.c_fc`` and
-    ``mlp.c_proj`` are left out, as PAC-S++'s released scorer does, which takes them for merged.
-    Raises ``ValueError`` with the key if a factor or the weight of one is missing, or shapes do not
-    fit.
+    The factors of ``W`` are ``W_lora_A`` and ``W_lora_B`` (``in_proj_weight``), those
+    of ``owner.weight`` are ``owner.lora_A`` and ``owner.lora_B``. The updates of
+    ``mlp.c_fc`` and ``mlp.c_proj`` are left out, as PAC-S++'s released scorer does,
+    which takes them for merged. Raises ``ValueError`` with the key if a factor or the
+    weight of one is missing, or shapes do not fit.
     """
     merged: dict[str, Tensor] = {}
     factors: dict[str, dict[str, Tensor]] = {}
@@ -205,16 +205,17 @@ def merge_low_rank(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def load_tuned(name: str, path: Path, tuned_from: str) -> Any:
     """Build the architecture ``name`` of open_clip and load a tuned checkpoint into it, key by key.
 
-    Keys may have the prefixes ``module.`` and ``text.``. ``tuned_from`` is the tag of open_clip of
-    the weights that the tuning started from (``openai``), which decides activation and
-    preprocessing; nothing is downloaded. Returns an ``open_clip.CLIP`` in float32.
+    Keys may have the prefixes ``module.`` and ``text.``. ``tuned_from`` is the tag of
+    open_clip of the weights that the tuning started from (``openai``), which decides
+    activation and preprocessing; nothing is downloaded. Returns an ``open_clip.CLIP``
+    in float32.
 
     Raises:
-        ValueError: the architecture or the tag is unknown, the architecture has other towers than
-            CLIP, or a key of the file is missing, unexpected, of the wrong shape or not of finite
-            numbers; the first of each are named.
-        OSError, RuntimeError, pickle.UnpicklingError: the file is not there or holds something
-            else.
+        ValueError: the architecture or the tag is unknown, the architecture has other
+            towers than CLIP, or a key of the file is missing, unexpected, of the wrong
+            shape or not of finite numbers; the first of each are named.
+        OSError, RuntimeError, pickle.UnpicklingError: the file is not there or holds
+            something else.
     """
     import open_clip
     from open_clip.model import set_model_preprocess_cfg

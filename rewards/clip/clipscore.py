@@ -1,9 +1,9 @@
-"""CLIPScore and RefCLIPScore: how well a caption fits its image, and its references, in a joint
-embedding space.
+"""CLIPScore and RefCLIPScore: how well a caption fits its image, and its references, in
+a joint embedding space.
 
-Source: Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image Captioning", EMNLP
-2021, section 3. Captions and references are embedded as they were written, without PTB
-tokenisation.
+Source: Hessel et al., "CLIPScore: A Reference-free Evaluation Metric for Image
+Captioning", EMNLP 2021, section 3. Captions and references are embedded as they were
+written, without PTB tokenisation.
 """
 
 import math
@@ -27,8 +27,8 @@ Floats = NDArray[np.floating[Any]]
 
 
 def harmonic_mean(scores: Floats, agreements: Floats) -> Floats:
-    """Compute 2ab / (a + b) of scores a [N] and agreements b [N]; 0 where a + b is 0, which the
-    formula leaves open.
+    """Compute 2ab / (a + b) of scores a [N] and agreements b [N]; 0 where a + b is 0,
+    which the formula leaves open.
     """
     total = scores + agreements
     none = np.zeros_like(total)
@@ -38,13 +38,13 @@ def harmonic_mean(scores: Floats, agreements: Floats) -> Floats:
 class ClipScore:
     """CLIPScore: 2.5 * max(cos(image, caption), 0) under a frozen dual encoder; no references.
 
-    The image may be several frames of a video, whose embeddings are averaged (``CachedEncoder``).
-    Source: Hessel et al., EMNLP 2021, section 3. The released example's good captions have the mean
-    0.858, its bad ones 0.715.
+    The image may be several frames of a video, whose embeddings are averaged
+    (``CachedEncoder``). Source: Hessel et al., EMNLP 2021, section 3. The released
+    example's good captions have the mean 0.858, its bad ones 0.715.
 
     Args:
-        backbone, pretrained, **encoder: fields of ``EncoderOptions``. ``pretrained`` is ``openai``
-            for the default backbone.
+        backbone, pretrained, **encoder: fields of ``EncoderOptions``. ``pretrained`` is
+            ``openai`` for the default backbone.
         prefix: put before captions and references, as in the paper; "" or None for none.
         w: scale, above 0; 2.5 in the paper.
 
@@ -90,9 +90,9 @@ class ClipScore:
         """Score N captions by the column ``image`` and, where ``columns`` names it, ``references``.
 
         Raises:
-            RewardError: a column is missing or has another length, an image is missing or
-                unreadable, a row has no reference, or a caption is too long and ``truncate`` is
-                off.
+            RewardError: a column is missing or has another length, an image is missing
+                or unreadable, a row has no reference, or a caption is too long and
+                ``truncate`` is off.
         """
         texts = as_texts(completions)
         images = required_column(columns, "image", self.__name__, len(texts))
@@ -137,18 +137,19 @@ class ClipScore:
 
 
 class RefClipScore(ClipScore):
-    """RefCLIPScore: harmonic mean of CLIPScore and the best cosine to a reference, in [0, 10/7] for
-    w = 2.5.
+    """RefCLIPScore: harmonic mean of CLIPScore and the best cosine to a reference, in
+    [0, 10/7] for w = 2.5.
 
-    The paper clips that cosine at 0, the released code does not. Clipping is the default: without
-    it a caption that contradicts all references gets a negative or, near a + b = 0, an unbounded
-    score, which no policy should learn from. Where the best cosine is positive, both are equal.
-    Source: Hessel et al., EMNLP 2021, section 3.
+    The paper clips that cosine at 0, the released code does not. Clipping is the
+    default: without it a caption that contradicts all references gets a negative or,
+    near a + b = 0, an unbounded score, which no policy should learn from. Where the
+    best cosine is positive, both are equal. Source: Hessel et al., EMNLP 2021, section
+    3.
 
     Args:
         backbone, pretrained, **arguments: as for ``ClipScore``.
-        clip_references: clip the best cosine to a reference at 0 (paper); False does not (released
-            code).
+        clip_references: clip the best cosine to a reference at 0 (paper); False does
+            not (released code).
     """
 
     __name__ = "ref_clipscore"

@@ -1,12 +1,12 @@
-"""A dual encoder made of a pretrained image encoder and a pretrained text encoder, each with a
-projection head.
+"""A dual encoder made of a pretrained image encoder and a pretrained text encoder, each
+with a projection head.
 
-Trained contrastively with its encoders frozen it is LiT with both towers locked but for their heads
-(Zhai et al. 2022, "LiT: Zero-Shot Transfer with Locked-image text Tuning"; which blocks are trained
-is said to the training program).
+Trained contrastively with its encoders frozen it is LiT with both towers locked but for
+their heads (Zhai et al. 2022, "LiT: Zero-Shot Transfer with Locked-image text Tuning";
+which blocks are trained is said to the training program).
 
-Shapes: B batch, S pixels of a side, R cells of a grid, L tokens, D width of an encoder, E joint
-width (``embed_dim``).
+Shapes: B batch, S pixels of a side, R cells of a grid, L tokens, D width of an encoder,
+E joint width (``embed_dim``).
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ class DualConfig:
     pool: Pool = "mean"
     """The text embedding is the mean over tokens or the ``first`` token (CLS).
 
-    The first token of a decoder language model says something of a caption only where blocks are
-    bidirectional.
+    The first token of a decoder language model says something of a caption only where
+    blocks are bidirectional.
     """
     context_length: Annotated[int, Field(ge=3, le=2**24)] = 77
-    """Most tokens of a caption, special ones included; fewer where the text encoder has fewer
-    positions.
+    """Most tokens of a caption, special ones included; fewer where the text encoder has
+    fewer positions.
     """
 
     def __post_init__(self) -> None:
@@ -102,10 +102,11 @@ class PretrainedDual(nn.Module):
 
     Args:
         config: encoders and shape.
-        folder: folder of a saved dual, from whose files the encoders are built. Weights are then
-            random where the library allows it, because those of the folder will be loaded.
-        pretrained: which of ``image`` and ``text`` start from pretrained weights; the others start
-            from random ones.
+        folder: folder of a saved dual, from whose files the encoders are built. Weights
+            are then random where the library allows it, because those of the folder
+            will be loaded.
+        pretrained: which of ``image`` and ``text`` start from pretrained weights; the
+            others start from random ones.
 
     Raises:
         ValueError: an encoder cannot be loaded.
@@ -169,8 +170,8 @@ class PretrainedDual(nn.Module):
         return self.text_head(self.text_encoder(ids))
 
     def train(self, mode: bool = True) -> PretrainedDual:
-        """Set the mode; an encoder without trainable parameters stays in evaluation mode (dropout,
-        batch norm).
+        """Set the mode; an encoder without trainable parameters stays in evaluation
+        mode (dropout, batch norm).
         """
         super().train(mode)
         for encoder in (self.image_encoder, self.text_encoder):
@@ -179,8 +180,8 @@ class PretrainedDual(nn.Module):
         return self
 
     def save_pretrained(self, folder: Path) -> None:
-        """Write ``model.safetensors``, ``config.json`` and the files that the encoders are built
-        from to ``folder``.
+        """Write ``model.safetensors``, ``config.json`` and the files that the encoders
+        are built from to ``folder``.
         """
         save_encoder_config(self.image_encoder, folder / "image_encoder")
         save_encoder_config(self.text_encoder, folder / "text_encoder")

@@ -1,9 +1,9 @@
-"""EMScore: how well a caption fits a video, as a whole and word by frame, in a joint embedding
-space.
+"""EMScore: how well a caption fits a video, as a whole and word by frame, in a joint
+embedding space.
 
-Source: Shi et al., "EMScore: Evaluating Video Captioning via Coarse-Grained and Fine-Grained
-Embedding Matching", CVPR 2022; greedy matching after BERTScore (Zhang et al., ICLR 2020).
-docs/rewards.md says where the released code differs.
+Source: Shi et al., "EMScore: Evaluating Video Captioning via Coarse-Grained and
+Fine-Grained Embedding Matching", CVPR 2022; greedy matching after BERTScore (Zhang et
+al., ICLR 2020). docs/rewards.md says where the released code differs.
 """
 
 import hashlib
@@ -36,9 +36,10 @@ class Embedded(NamedTuple):
 def greedy_f1(cosines: Floats, left: Floats, right: Floats) -> float:
     """F1 of greedy matching of P units with Q others, in [0, 1], from their cosines [P, Q].
 
-    Each unit is matched with the nearest one of the other side. Precision is the mean of these
-    cosines over the P units, weighted by ``left`` [P]; recall is the mean over the Q units,
-    weighted by ``right`` [Q] (EMScore, equations 3 to 5). Both are clipped at 0.
+    Each unit is matched with the nearest one of the other side. Precision is the mean
+    of these cosines over the P units, weighted by ``left`` [P]; recall is the mean over
+    the Q units, weighted by ``right`` [Q] (EMScore, equations 3 to 5). Both are clipped
+    at 0.
     """
     precision = max(float(cosines.max(axis=1) @ left), 0.0)
     recall = max(float(cosines.max(axis=0) @ right), 0.0)
@@ -46,8 +47,8 @@ def greedy_f1(cosines: Floats, left: Floats, right: Floats) -> float:
 
 
 def token_idf(documents: Sequence[Sequence[int]]) -> dict[int, float]:
-    """Token -> weight log((M + 1) / (m + 1)), for a token that occurs in m of M captions (lists of
-    token ids).
+    """Token -> weight log((M + 1) / (m + 1)), for a token that occurs in m of M
+    captions (lists of token ids).
 
     The end token, which is the last of every caption, gets the mean of all weights instead of 0.
     """
@@ -60,24 +61,24 @@ def token_idf(documents: Sequence[Sequence[int]]) -> dict[int, float]:
 class EmScore(ClipScore):
     """EMScore: (coarse + fine) / 2 of a caption and the frames of its video; no references.
 
-    Coarse is the cosine of the caption and the normalised mean of its frames' embeddings, in [-1,
-    1]; fine is the F1 of greedy matching of tokens and frames (``greedy_f1``), in [0, 1]. An image
-    is a video of one frame. No order of the
-    frames changes a score. Source: Shi et al., CVPR 2022, section 3.
+    Coarse is the cosine of the caption and the normalised mean of its frames'
+    embeddings, in [-1, 1]; fine is the F1 of greedy matching of tokens and frames
+    (``greedy_f1``), in [0, 1]. An image is a video of one frame. No order of the frames
+    changes a score. Source: Shi et al., CVPR 2022, section 3.
 
     Args:
-        backbone, pretrained, **encoder: fields of ``EncoderOptions``, as for ``ClipScore``. The
-            text tower has to give an embedding of every token: open_clip's CLIP, an L-CLIP student,
-            or a dual of pretrained encoders.
-        idf_captions: captions, or a file with one caption a line, such as those of the training
-            split; tokens are weighted by their inverse document frequencies in them
-            (``token_idf``). None gives all the same weight.
-        prefix: put before captions and references; None (the default, as in the released code) for
-            none.
+        backbone, pretrained, **encoder: fields of ``EncoderOptions``, as for
+            ``ClipScore``. The text tower has to give an embedding of every token:
+            open_clip's CLIP, an L-CLIP student, or a dual of pretrained encoders.
+        idf_captions: captions, or a file with one caption a line, such as those of the
+            training split; tokens are weighted by their inverse document frequencies in
+            them (``token_idf``). None gives all the same weight.
+        prefix: put before captions and references; None (the default, as in the
+            released code) for none.
 
     Raises:
-        ValueError: an argument is wrong, the weights cannot be found or loaded, or the model has no
-            token embeddings.
+        ValueError: an argument is wrong, the weights cannot be found or loaded, or the
+            model has no token embeddings.
     """
 
     __name__ = "emscore"
@@ -180,9 +181,9 @@ class EmScore(ClipScore):
 class RefEmScore(EmScore):
     """EMScore with references: (Score(caption, video) + best Score(caption, reference)) / 2.
 
-    A reference is matched as a video is, its tokens, with their weights, in place of frames.
-    Arguments as for ``EmScore``. Source: Shi et al., CVPR 2022, section 3; PAC-S's equation for
-    video.
+    A reference is matched as a video is, its tokens, with their weights, in place of
+    frames. Arguments as for ``EmScore``. Source: Shi et al., CVPR 2022, section 3;
+    PAC-S's equation for video.
     """
 
     __name__ = "ref_emscore"

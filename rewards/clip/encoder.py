@@ -36,8 +36,8 @@ RELEASED = {
     "PAC++_clip_ViT-B-32.pth": ("ViT-B-32", "openai"),
     "PAC++_clip_ViT-L-14.pth": ("ViT-L-14", "openai"),
 }
-"""Checkpoint files of the repository aimagelab/pacscore -> architecture of open_clip, tag that was
-fine-tuned.
+"""Checkpoint files of the repository aimagelab/pacscore -> architecture of open_clip,
+tag that was fine-tuned.
 """
 _CHUNK = 1024
 Embeddings: TypeAlias = NDArray[np.float32]
@@ -49,8 +49,8 @@ class DualEncoder(Protocol):
     """A frozen image encoder and text encoder with one embedding space."""
 
     fingerprint: str
-    """Hash of weights, architecture, precision and preprocessing: cached embeddings belong to one
-    fingerprint.
+    """Hash of weights, architecture, precision and preprocessing: cached embeddings
+    belong to one fingerprint.
     """
     signature: str
     """Name, start of the fingerprint, precision; for the signature of a score."""
@@ -72,29 +72,31 @@ class DualEncoder(Protocol):
 
 @dataclass(frozen=True)
 class EncoderOptions:
-    """Which dual encoder a score embeds with, how it runs, and how many of its embeddings are
-    cached.
+    """Which dual encoder a score embeds with, how it runs, and how many of its
+    embeddings are cached.
 
-    Each field is a keyword of every CLIP-based score, and so a key of its ``kwargs`` in a
-    configuration. If ``backbone`` is a loaded encoder, only the fields of the caches are used; if
-    it is a ``CachedEncoder``, only ``cache_references``.
+    Each field is a keyword of every CLIP-based score, and so a key of its ``kwargs`` in
+    a configuration. If ``backbone`` is a loaded encoder, only the fields of the caches
+    are used; if it is a ``CachedEncoder``, only ``cache_references``.
     """
 
     backbone: EncoderSource
-    """An open_clip architecture (``ViT-B-32``); a hub id (``hf-hub:organisation/model``); a local
-    folder, of a student, of a dual of pretrained encoders or of an open_clip model (with
-    ``open_clip_config.json``); or a loaded encoder, which several scores may use.
+    """An open_clip architecture (``ViT-B-32``); a hub id
+    (``hf-hub:organisation/model``); a local folder, of a student, of a dual of
+    pretrained encoders or of an open_clip model (with ``open_clip_config.json``); or a
+    loaded encoder, which several scores may use.
     """
     pretrained: str | None = None
-    """With an architecture only: a tag of open_clip (``openai``) or a checkpoint file, which
-    decides the number of text positions. Recognised are OpenAI's TorchScript archives, the layout
-    of Long-CLIP and SPECS (two tables of positions) and PAC-S's files under their own names
-    (``RELEASED``). Other files of OpenAI's weights need the architecture ``ViT-B-32-quickgelu``,
-    because they do not tell the activation; the log says which one was taken.
+    """With an architecture only: a tag of open_clip (``openai``) or a checkpoint file,
+    which decides the number of text positions. Recognised are OpenAI's TorchScript
+    archives, the layout of Long-CLIP and SPECS (two tables of positions) and PAC-S's
+    files under their own names (``RELEASED``). Other files of OpenAI's weights need the
+    architecture ``ViT-B-32-quickgelu``, because they do not tell the activation; the
+    log says which one was taken.
     """
     device: str | None = None
-    """Such as ``cpu`` or ``cuda:0``; None is the process's current CUDA device if there is one,
-    else the CPU.
+    """Such as ``cpu`` or ``cuda:0``; None is the process's current CUDA device if there
+    is one, else the CPU.
     """
     precision: Precision = "fp32"
     """Of weights and activations. Published GPU scores are of fp16 and differ in the fourth digit.
@@ -102,12 +104,12 @@ class EncoderOptions:
     batch_size: Count = 64
     """Images or captions encoded at once, at least 1."""
     truncate: bool = True
-    """Cut captions that are longer than the encoder's context (77 tokens for CLIP), as CLIPScore's
-    released code does; False raises instead.
+    """Cut captions that are longer than the encoder's context (77 tokens for CLIP), as
+    CLIPScore's released code does; False raises instead.
     """
     tuned_from: str | None = None
-    """For a checkpoint in the form of PAC-S or PAC-S++: the tag of open_clip whose weights were
-    fine-tuned, which decides activation and preprocessing.
+    """For a checkpoint in the form of PAC-S or PAC-S++: the tag of open_clip whose
+    weights were fine-tuned, which decides activation and preprocessing.
     """
     cache_dir: str | Path | None = None
     """Folder that keeps image embeddings between runs; None keeps them in memory only."""
@@ -127,8 +129,8 @@ class EncoderOptions:
 
 
 class EmbeddingCache:
-    """Embeddings of images or texts under one model and preprocessing, in memory and perhaps on
-    disk.
+    """Embeddings of images or texts under one model and preprocessing, in memory and
+    perhaps on disk.
 
     On disk an embedding is ``folder/<fingerprint>/<2 digits>/<key>.emb``
     (``rewards.files.CheckedFiles``), about 2 kB: a float32 array in NumPy's format.
@@ -136,9 +138,9 @@ class EmbeddingCache:
     Args:
         fingerprint: of the model's weights and preprocessing; part of every key.
         folder: None keeps embeddings in memory only.
-        max_entries: embeddings kept in memory, at least 1. A full cache evicts nothing: over epochs in any order its hit rate is then the
-            fraction of the data that fits, while evicting the least recently used would hit next to
-            nothing.
+        max_entries: embeddings kept in memory, at least 1. A full cache evicts nothing:
+            over epochs in any order its hit rate is then the fraction of the data that
+            fits, while evicting the least recently used would hit next to nothing.
     """
 
     def __init__(
@@ -232,11 +234,11 @@ class CachedEncoder:
         self.images = EmbeddingCache(encoder.fingerprint, cache_dir, cache_images)
 
     def embed_images(self, images: Sequence[ImageSource | Frames]) -> Embeddings:
-        """Return embeddings [N, D] of length 1, float32, of N images or videos. Raises as
-        ``EmbeddingCache.embed``.
+        """Return embeddings [N, D] of length 1, float32, of N images or videos. Raises
+        as ``EmbeddingCache.embed``.
 
-        A video's embedding is the mean of the normalised embeddings of its frames, normalised again
-        (PAC-S, Sarto et al. 2023, for video).
+        A video's embedding is the mean of the normalised embeddings of its frames,
+        normalised again (PAC-S, Sarto et al. 2023, for video).
         """
         return self.images.embed(images, self._encode)
 
@@ -248,8 +250,8 @@ class CachedEncoder:
         return np.stack(list(map(mean_embedding, np.split(rows, ends[:-1]))))
 
     def embed_texts(self, texts: Sequence[str]) -> Embeddings:
-        """Return embeddings [N, D] of length 1, float32, not cached. Raises as the encoder and
-        ``check_finite`` do.
+        """Return embeddings [N, D] of length 1, float32, not cached. Raises as the
+        encoder and ``check_finite`` do.
         """
         rows: Embeddings = self.encoder.encode_texts(texts).numpy()
         check_finite(rows, texts, "text")
@@ -257,11 +259,11 @@ class CachedEncoder:
 
 
 def check_finite(rows: Embeddings, items: Sequence[Any], item_name: str) -> None:
-    """Raise ``RewardError`` for the first of N items whose embedding in ``rows`` [N, D] is not
-    finite.
+    """Raise ``RewardError`` for the first of N items whose embedding in ``rows`` [N, D]
+    is not finite.
 
-    ``item_name`` is what the items are called in the message. (Every comparison with NaN is false,
-    so such an item would be ranked first.)
+    ``item_name`` is what the items are called in the message. (Every comparison with
+    NaN is false, so such an item would be ranked first.)
     """
     bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
     if len(bad):
@@ -270,8 +272,8 @@ def check_finite(rows: Embeddings, items: Sequence[Any], item_name: str) -> None
 
 
 def mean_embedding(rows: Embeddings) -> Embeddings:
-    """The normalised mean [D] of F embeddings [F, D] of length 1; NaN if they cancel. A single row
-    is not changed.
+    """The normalised mean [D] of F embeddings [F, D] of length 1; NaN if they cancel. A
+    single row is not changed.
     """
     if len(rows) == 1:
         return rows[0]

@@ -1,11 +1,10 @@
-"""L-CLIPScore and RefL-CLIPScore: CLIPScore and RefCLIPScore under a distilled, lightweight dual
-encoder (L-CLIP).
+"""L-CLIPScore and RefL-CLIPScore: CLIPScore and RefCLIPScore under a distilled,
+lightweight dual encoder (L-CLIP).
 
-Source: the L-CLIPScore paper. It does not say whether captions get CLIPScore's prefix; its authors'
-scoring code, in branches other than ``main``, puts "A photo depicts" before captions and
-references, which ``prefix="A photo depicts "``
-reproduces. The default is none: students are distilled on bare captions, in the authors' code as
-well.
+Source: the L-CLIPScore paper. It does not say whether captions get CLIPScore's prefix;
+its authors' scoring code, in branches other than ``main``, puts "A photo depicts"
+before captions and references, which ``prefix="A photo depicts "`` reproduces. The
+default is none: students are distilled on bare captions, in the authors' code as well.
 """
 
 from typing import Any
@@ -16,8 +15,8 @@ from rewards.clip.encoder import EncoderSource
 
 
 class LClipScore(ClipScore):
-    """L-CLIPScore: 2.5 * max(cos(image, caption), 0) under a student of this package; no
-    references.
+    """L-CLIPScore: 2.5 * max(cos(image, caption), 0) under a student of this package;
+    no references.
 
     Args:
         backbone: folder of a student (``LCLIP.save_pretrained``), or a loaded encoder.
@@ -37,8 +36,8 @@ class LClipScore(ClipScore):
 
 
 class RefLClipScore(LClipScore, RefClipScore):
-    """RefL-CLIPScore: harmonic mean of L-CLIPScore and the best cosine to a reference, in [0, 10/7]
-    for w = 2.5.
+    """RefL-CLIPScore: harmonic mean of L-CLIPScore and the best cosine to a reference,
+    in [0, 10/7] for w = 2.5.
 
     Arguments as for ``LClipScore`` and ``RefClipScore``.
     """

@@ -1,9 +1,10 @@
 """PAC-S and RefPAC-S: CLIPScore's equations with w = 2 under a CLIP that was tuned on
 positive-augmented pairs.
 
-Sources: Sarto et al., "Positive-Augmented Contrastive Learning for Image and Video Captioning
-Evaluation", CVPR 2023; for PAC-S++, with low-rank updates of both towers, Sarto et al.,
-"Positive-Augmented Contrastive Learning for Vision-and-Language Evaluation and Training", IJCV
+Sources: Sarto et al., "Positive-Augmented Contrastive Learning for Image and Video
+Captioning Evaluation", CVPR 2023; for PAC-S++, with low-rank updates of both towers,
+Sarto et al., "Positive-Augmented Contrastive Learning for Vision-and-Language
+Evaluation and Training", IJCV
 2025. Captions and references are embedded as they were written, after CLIPScore's prefix.
 """
 
@@ -22,23 +23,23 @@ from rewards.registry import ADDRESSES
 class PacScore(ClipScore):
     """PAC-S: 2 * max(cos(image, caption), 0) under a positive-augmented CLIP; no references.
 
-    Source: Sarto et al., CVPR 2023. The released example's good captions have the mean 0.8264, its
-    bad ones 0.5772.
+    Source: Sarto et al., CVPR 2023. The released example's good captions have the mean
+    0.8264, its bad ones 0.5772.
 
     Args:
-        backbone: an architecture of open_clip, with ``pretrained``; a folder that has its own
-            weights; or a loaded encoder. It may be None for a released file under its own name.
-            There is no default model, because the score is PAC-S only with weights that were tuned
-            for it.
-        pretrained: checkpoint file: ``clip_ViT-B-32.pth`` or another of ``RELEASED``, or one in the
-            same format.
+        backbone: an architecture of open_clip, with ``pretrained``; a folder that has
+            its own weights; or a loaded encoder. It may be None for a released file
+            under its own name. There is no default model, because the score is PAC-S
+            only with weights that were tuned for it.
+        pretrained: checkpoint file: ``clip_ViT-B-32.pth`` or another of ``RELEASED``,
+            or one in the same format.
         tuned_from: as in ``EncoderOptions``; may be None for released files under their own names.
         w: scale, above 0; 2 in the paper.
         **arguments: as for ``ClipScore``.
 
     Raises:
-        ValueError: the file does not exist or does not fit the architecture, ``tuned_from`` is
-            missing, or an argument is wrong.
+        ValueError: the file does not exist or does not fit the architecture,
+            ``tuned_from`` is missing, or an argument is wrong.
     """
 
     __name__ = "pac_s"
@@ -62,12 +63,12 @@ class PacScore(ClipScore):
 class RefPacScore(PacScore, RefClipScore):
     """RefPAC-S: harmonic mean of PAC-S and the best cosine to a reference, in [0, 4/3] for w = 2.
 
-    That cosine is clipped at 0, as in RefCLIPScore and for its reason; PAC-S's released code does
-    not clip it, and has no value where a + b is 0. Where the best cosine is positive, both are
-    equal. Arguments as for ``PacScore`` and ``RefClipScore``.
+    That cosine is clipped at 0, as in RefCLIPScore and for its reason; PAC-S's released
+    code does not clip it, and has no value where a + b is 0. Where the best cosine is
+    positive, both are equal. Arguments as for ``PacScore`` and ``RefClipScore``.
 
-    Source: Sarto et al., CVPR 2023. The released example's good captions have the mean 0.8393, its
-    bad ones 0.6357.
+    Source: Sarto et al., CVPR 2023. The released example's good captions have the mean
+    0.8393, its bad ones 0.6357.
     """
 
     __name__ = "ref_pac_s"
@@ -81,8 +82,8 @@ class RefPacScore(PacScore, RefClipScore):
 class PacVideoScore(EmScore):
     """PAC-S for video: EMScore under a positive-augmented CLIP; no references. Not scaled by w.
 
-    Arguments as for ``PacScore`` and ``EmScore``. Source: Sarto et al., CVPR 2023, section 3.2; no
-    code was released.
+    Arguments as for ``PacScore`` and ``EmScore``. Source: Sarto et al., CVPR 2023,
+    section 3.2; no code was released.
     """
 
     __name__ = "pac_s_video"
@@ -100,8 +101,8 @@ class PacVideoScore(EmScore):
 
 
 class RefPacVideoScore(PacVideoScore, RefEmScore):
-    """RefPAC-S for video: (PAC-S of the video + the best of the references) / 2. Arguments as for
-    ``PacVideoScore``.
+    """RefPAC-S for video: (PAC-S of the video + the best of the references) / 2.
+    Arguments as for ``PacVideoScore``.
     """
 
     __name__ = "ref_pac_s_video"

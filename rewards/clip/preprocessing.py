@@ -1,5 +1,5 @@
-"""Inputs of CLIP's encoders: pixels of images, token ids of captions, and batches of captions of
-similar length.
+"""Inputs of CLIP's encoders: pixels of images, token ids of captions, and batches of
+captions of similar length.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,9 +25,9 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 class Preprocessing:
     """From an image to the pixels that an encoder reads, as open_clip does it.
 
-    Pillow resizes the image in the image's own mode (antialiased) and crops the centre. The result
-    is converted to RGB, scaled to [0, 1] and normalised by mean and standard deviation of each
-    channel.
+    Pillow resizes the image in the image's own mode (antialiased) and crops the centre.
+    The result is converted to RGB, scaled to [0, 1] and normalised by mean and standard
+    deviation of each channel.
     """
 
     size: Size = 224
@@ -36,8 +36,8 @@ class Preprocessing:
     std: tuple[float, ...] = CLIP_STD
     interpolation: Literal["bicubic", "bilinear"] = "bicubic"
     resize_mode: Literal["shortest", "squash"] = "shortest"
-    """``shortest``: the shorter side becomes ``size``, and the centre is cropped; ``squash``: both
-    sides become ``size``.
+    """``shortest``: the shorter side becomes ``size``, and the centre is cropped;
+    ``squash``: both sides become ``size``.
     """
 
     def __post_init__(self) -> None:
@@ -85,8 +85,8 @@ def pixels(source: ImageSource, preprocessing: Preprocessing) -> Tensor:
 
 
 def preprocessing_of(visual: Any) -> Preprocessing:
-    """The preprocessing of an open_clip image encoder. Raises ``ValueError`` if it is not
-    supported.
+    """The preprocessing of an open_clip image encoder. Raises ``ValueError`` if it is
+    not supported.
     """
     config = getattr(visual, "preprocess_cfg", None) or {"size": visual.image_size}
     sides = {*np.ravel(config["size"]).tolist()}
@@ -100,13 +100,14 @@ def preprocessing_of(visual: Any) -> Preprocessing:
 
 
 class WordTokens:
-    """CLIP's tokenizer with a least-recently-used cache of the tokens of words: the same tokens in
-    a tenth of the time.
+    """CLIP's tokenizer with a least-recently-used cache of the tokens of words: the
+    same tokens in a tenth of the time.
 
-    The tokenizer cleans a caption, splits it at white space and elsewhere, and encodes the parts.
-    In printable ASCII without ``&``, cleaning changes nothing but case and white space, so the
-    tokens of such a caption are those of its words. Any other caption is encoded by ``tokenizer``,
-    open_clip's ``SimpleTokenizer`` with CLIP's settings.
+    The tokenizer cleans a caption, splits it at white space and elsewhere, and encodes
+    the parts. In printable ASCII without ``&``, cleaning changes nothing but case and
+    white space, so the tokens of such a caption are those of its words. Any other
+    caption is encoded by ``tokenizer``, open_clip's ``SimpleTokenizer`` with CLIP's
+    settings.
     """
 
     def __init__(self, tokenizer: Any, max_words: int = 200_000) -> None:
@@ -124,8 +125,8 @@ class WordTokens:
         return list(chain.from_iterable(map(self._encode_word, text.split())))
 
     def __call__(self, texts: Sequence[str], context_length: int) -> Tensor:
-        """Token ids [N, context_length] with start and end, padded with 0; captions that are too
-        long are truncated.
+        """Token ids [N, context_length] with start and end, padded with 0; captions
+        that are too long are truncated.
         """
         start = self.tokenizer.sot_token_id
         end = self.tokenizer.eot_token_id
@@ -138,8 +139,8 @@ class WordTokens:
 
 @lru_cache(maxsize=1)
 def clip_tokenizer() -> WordTokens:
-    """CLIP's tokenizer; one object for the whole process, because reading its vocabulary takes a
-    while.
+    """CLIP's tokenizer; one object for the whole process, because reading its
+    vocabulary takes a while.
     """
     from open_clip import SimpleTokenizer
 
@@ -147,8 +148,8 @@ def clip_tokenizer() -> WordTokens:
 
 
 def open_clip_tokenizer(name: str) -> Any:
-    """The tokenizer of an open_clip model, named as for ``open_clip.get_tokenizer``: for most
-    ``clip_tokenizer()``.
+    """The tokenizer of an open_clip model, named as for ``open_clip.get_tokenizer``:
+    for most ``clip_tokenizer()``.
     """
     import open_clip
 
@@ -166,8 +167,8 @@ def embed_by_length(
     lengths: Tensor,
     max_tokens: int,
 ) -> Tensor:
-    """Embed N captions in batches of similar length, with little padding: [N, D], without
-    synchronising.
+    """Embed N captions in batches of similar length, with little padding: [N, D],
+    without synchronising.
 
     Args:
         encode: token ids [M, T] -> embeddings [M, D].
@@ -189,18 +190,19 @@ def embed_by_length(
 
 
 def is_causal(clip: Any) -> bool:
-    """Whether nothing after EOT reaches the text embeddings of an open_clip ``CLIP``, so that ids
-    may be cut there.
+    """Whether nothing after EOT reaches the text embeddings of an open_clip ``CLIP``,
+    so that ids may be cut there.
     """
     return clip.attn_mask is not None and clip.text_pool_type == "argmax"
 
 
 def causal_features(model: Any, ids: Tensor, pooled: bool = True) -> Tensor:
-    """Text embeddings [B, D] of an open_clip model with a causal mask, for ids [B, L] of any L up
-    to its context; if not ``pooled``, of all tokens, [B, L, D], projected as that of EOT.
+    """Text embeddings [B, D] of an open_clip model with a causal mask, for ids [B, L]
+    of any L up to its context; if not ``pooled``, of all tokens, [B, L, D], projected
+    as that of EOT.
 
-    Nothing after EOT reaches the embedding under a causal mask, so ids may be cut after the longest
-    caption.
+    Nothing after EOT reaches the embedding under a causal mask, so ids may be cut after
+    the longest caption.
     """
     length = ids.shape[1]
     dtype = model.transformer.get_cast_dtype()

@@ -1,5 +1,5 @@
-"""Image and text encoders with their pretrained weights: of Transformers and open_clip, or a class
-of one's own.
+"""Image and text encoders with their pretrained weights: of Transformers and open_clip,
+or a class of one's own.
 
 An encoder is named by a library and a model of it, or by a class:
 
@@ -66,8 +66,8 @@ class TextEncoder(Protocol):
     """Longest caption in tokens, special ones included."""
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
-        """N captions -> ids [N, L], padded; L is at most ``context_length``, and longer captions
-        are truncated.
+        """N captions -> ids [N, L], padded; L is at most ``context_length``, and longer
+        captions are truncated.
         """
         ...
 
@@ -80,15 +80,15 @@ class TextEncoder(Protocol):
         ...
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Ids [B, L] -> states [B, L, D]. States of padding have no meaning; states of tokens do
-        not depend on it.
+        """Ids [B, L] -> states [B, L, D]. States of padding have no meaning; states of
+        tokens do not depend on it.
         """
         ...
 
 
 class TransformersImage(nn.Module):
-    """A vision model of Transformers: ``last_hidden_state`` as a grid, without class and register
-    tokens.
+    """A vision model of Transformers: ``last_hidden_state`` as a grid, without class
+    and register tokens.
     """
 
     def __init__(self, name: str, pretrained: bool) -> None:
@@ -111,14 +111,14 @@ class TransformersImage(nn.Module):
 
 
 class OpenClipImage(nn.Module):
-    """The image tower of an open_clip model: its last feature map, normalised, before pooling and
-    projection.
+    """The image tower of an open_clip model: its last feature map, normalised, before
+    pooling and projection.
 
     Args:
         name: ``ARCHITECTURE/TAG``; the tag names pretrained weights.
         pretrained: False leaves the weights random.
-        vision_cfg: entries that replace those of the architecture's ``vision_cfg`` in open_clip,
-            such as ``{image_size: 64}``; only with random weights.
+        vision_cfg: entries that replace those of the architecture's ``vision_cfg`` in
+            open_clip, such as ``{image_size: 64}``; only with random weights.
     """
 
     def __init__(
@@ -158,20 +158,20 @@ class OpenClipImage(nn.Module):
 class TransformersText(nn.Module):
     """A text encoder or decoder language model of Transformers with its tokenizer.
 
-    If the tokenizer has no padding token, its EOS is used for padding. If it adds no special token
-    to a caption, as GPT-2's does not, EOS is appended, so that every caption has at least one
-    token.
+    If the tokenizer has no padding token, its EOS is used for padding. If it adds no
+    special token to a caption, as GPT-2's does not, EOS is appended, so that every
+    caption has at least one token.
 
     Args:
         name: hub id or folder.
         pretrained: False leaves the weights random.
-        bidirectional_blocks: number of last blocks of a decoder language model whose causal mask is
-            removed, so that a token attends to all tokens of its caption. Captions are then cut to
-            the model's sliding window.
+        bidirectional_blocks: number of last blocks of a decoder language model whose
+            causal mask is removed, so that a token attends to all tokens of its
+            caption. Captions are then cut to the model's sliding window.
 
     Raises:
-        ValueError: the model is no text model, or one of these blocks has no causal self-attention
-            or cannot lose it.
+        ValueError: the model is no text model, or one of these blocks has no causal
+            self-attention or cannot lose it.
     """
 
     def __init__(
@@ -237,8 +237,8 @@ class TransformersText(nn.Module):
 
 
 class ClipText(nn.Module):
-    """Tokens of a ``TextEncoder`` with a tokenizer of open_clip: start, tokens, end (the largest
-    id), padding.
+    """Tokens of a ``TextEncoder`` with a tokenizer of open_clip: start, tokens, end
+    (the largest id), padding.
     """
 
     def __init__(self, tokenizer: Any, context_length: int) -> None:
@@ -293,8 +293,8 @@ def clip_texts(context_length: int, trims: bool) -> Texts:
 def as_grid(features: Tensor) -> Tensor:
     """Turn a feature map [B, D, H, W] or tokens [B, N, D] into a grid [B, H, W, D].
 
-    Of N tokens the last H² are taken as a square grid, with the largest H that fits; those before
-    them are class and register tokens.
+    Of N tokens the last H² are taken as a square grid, with the largest H that fits;
+    those before them are class and register tokens.
     """
     if features.ndim == 4:
         return features.permute(0, 2, 3, 1)
@@ -313,11 +313,12 @@ def load_part(
     Args:
         protocol: which of the two.
         name: as described at the top of this module.
-        kwargs: arguments of the class. A text model of Transformers takes ``bidirectional_blocks``
-            (see ``TransformersText``), an image model of open_clip ``vision_cfg`` (see
-            ``OpenClipImage``); other models of a library take none.
-        pretrained: False leaves the weights random if the library allows it, for weights that are
-            loaded later.
+        kwargs: arguments of the class. A text model of Transformers takes
+            ``bidirectional_blocks`` (see ``TransformersText``), an image model of
+            open_clip ``vision_cfg`` (see ``OpenClipImage``); other models of a library
+            take none.
+        pretrained: False leaves the weights random if the library allows it, for
+            weights that are loaded later.
 
     Raises:
         ValueError: there is no such model, its library is not installed, or it is another encoder.
@@ -350,8 +351,8 @@ def local_encoder(name: str, folder: Path) -> str:
     """Name that builds an encoder of a saved model again: from ``folder`` if
     ``save_encoder_config`` wrote it there.
 
-    The name comes with the saved model, often from other people. It may be an architecture of
-    open_clip, or what the user trusts (``rewards.trust``).
+    The name comes with the saved model, often from other people. It may be an
+    architecture of open_clip, or what the user trusts (``rewards.trust``).
 
     Raises:
         ValueError: it is anything else.
@@ -426,8 +427,8 @@ def _attend_both_ways(model: Any, count: int) -> None:
 def _padding_mask_alone(
     attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give every query of a causal mask [B, 1, L, L] the row of the last one, which lacks nothing
-    but padding.
+    """Give every query of a causal mask [B, 1, L, L] the row of the last one, which
+    lacks nothing but padding.
     """
     mask = kwargs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 4:
@@ -467,14 +468,15 @@ def preprocessing_from(processor: Any) -> Preprocessing:
 
 @torch.enable_grad()
 def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
-    """Freeze an encoder except for its last ``blocks`` blocks; return the names of the parameters
-    that are trained.
+    """Freeze an encoder except for its last ``blocks`` blocks; return the names of the
+    parameters that are trained.
 
-    Blocks are the entries of the list of modules that has most of the encoder's weights (the layers
-    of a Transformer, the stages of a ConvNet). Parameters registered after them, such as those of a
-    final norm, are trained as well. With 0 everything is frozen, with None nothing. Parameters that
-    the output does not depend on, such as those of a pooler, always stay frozen, because several
-    processes would wait for their gradients.
+    Blocks are the entries of the list of modules that has most of the encoder's weights
+    (the layers of a Transformer, the stages of a ConvNet). Parameters registered after
+    them, such as those of a final norm, are trained as well. With 0 everything is
+    frozen, with None nothing. Parameters that the output does not depend on, such as
+    those of a pooler, always stay frozen, because several processes would wait for
+    their gradients.
 
     Raises:
         ValueError: the encoder has fewer blocks.
@@ -496,16 +498,16 @@ def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
 
 
 def _is_pooler(name: str) -> bool:
-    """Whether a parameter is a pooler's or an open_clip projection's, on which no grid and no state
-    depends.
+    """Whether a parameter is a pooler's or an open_clip projection's, on which no grid
+    and no state depends.
     """
     owners = f".{name}"
     return ".pooler." in owners or ".attnpool." in owners or name == "model.proj"
 
 
 def _last_blocks(encoder: nn.Module, count: int) -> list[str]:
-    """Prefixes of the parameters of the last ``count`` blocks, in order. ``ValueError`` where there
-    are fewer.
+    """Prefixes of the parameters of the last ``count`` blocks, in order. ``ValueError``
+    where there are fewer.
     """
 
     def size(module: nn.Module) -> int:
@@ -532,8 +534,8 @@ def _last_blocks(encoder: nn.Module, count: int) -> list[str]:
 
 
 def example_output(encoder: Any) -> Tensor:
-    """What an image encoder makes of a blank image, [1, H, W, D], or a text encoder of one word,
-    [1, L, D].
+    """What an image encoder makes of a blank image, [1, H, W, D], or a text encoder of
+    one word, [1, L, D].
     """
     if isinstance(encoder, ImageEncoder):
         side = encoder.preprocessing.size

@@ -1,9 +1,9 @@
-"""SPECS: cosine of an image and a long caption under a dual encoder that was trained for
-specificity.
+"""SPECS: cosine of an image and a long caption under a dual encoder that was trained
+for specificity.
 
-Source: Chen et al., "Specificity-Enhanced CLIP-Score for Long Image Caption Evaluation" (SPECS),
-EMNLP 2025, section 3; its released code for ``scale="shifted"``. Captions go to CLIP's BPE as they
-are: no prefix, no PTB tokenisation.
+Source: Chen et al., "Specificity-Enhanced CLIP-Score for Long Image Caption Evaluation"
+(SPECS), EMNLP 2025, section 3; its released code for ``scale="shifted"``. Captions go
+to CLIP's BPE as they are: no prefix, no PTB tokenisation.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ Scale = Literal["clipped", "shifted"]
 
 
 class Specs(ClipScore):
-    """SPECS: cosine of image and long caption under a specificity-tuned dual encoder; no
-    references.
+    """SPECS: cosine of image and long caption under a specificity-tuned dual encoder;
+    no references.
 
     Args:
-        backbone: folder that ``reward_model`` exported, or another of ``EncoderOptions``, such as
-            ``ViT-B-32`` with ``pretrained: spec.pt``.
+        backbone: folder that ``reward_model`` exported, or another of
+            ``EncoderOptions``, such as ``ViT-B-32`` with ``pretrained: spec.pt``.
         pretrained: checkpoint file, with an architecture.
-        scale: ``clipped`` at 0 (paper), or ``shifted`` to (cosine + 1) / 2 (released code). None is
-            ``shifted`` for a file in the layout of the released weights, whose cosines are often
-            negative, else ``clipped``.
+        scale: ``clipped`` at 0 (paper), or ``shifted`` to (cosine + 1) / 2 (released
+            code). None is ``shifted`` for a file in the layout of the released weights,
+            whose cosines are often negative, else ``clipped``.
         truncate: cut captions above the encoder's context; False raises.
         **encoder: the other fields of ``EncoderOptions``.
 
@@ -75,8 +75,8 @@ class Specs(ClipScore):
         return super().embed_texts(texts)
 
     def scores(self, cosines: Floats) -> Floats:
-        """Scores in [0, 1] of image-caption cosines [N]: max(cosine, 0) (paper) or (cosine + 1) / 2
-        (released code).
+        """Scores in [0, 1] of image-caption cosines [N]: max(cosine, 0) (paper) or
+        (cosine + 1) / 2 (released code).
         """
         scaled = cosines if self.scale == "clipped" else (cosines + 1) / 2
         return np.clip(scaled, 0.0, 1.0)

@@ -1,14 +1,14 @@
 """L-CLIP, the lightweight dual encoder that is distilled from CLIP ViT-B/32, with torch alone.
 
-Source: the L-CLIPScore paper and its released code; see docs/reward_models.md. Both towers are pre-LN
-Transformers with weight
-multiplexing, as in MiniViT (Zhang et al. 2022): each block runs several times in a row, with the
-same projections and MLP, and with the norms and head mixers of that repeat. As in the released
-code, there is no dropout, no relative position and no transformation of the MLP. The word embedding
-of the text tower is factorised.
+Source: the L-CLIPScore paper and its released code; see docs/reward_models.md. Both
+towers are pre-LN Transformers with weight multiplexing, as in MiniViT (Zhang et al.
+2022): each block runs several times in a row, with the same projections and MLP, and
+with the norms and head mixers of that repeat. As in the released code, there is no
+dropout, no relative position and no transformation of the MLP. The word embedding of
+the text tower is factorised.
 
-Shapes: B batch, L tokens of a caption, S pixels of a side, E joint width (``embed_dim``); in a
-block N tokens, H heads, D head width, W tower width.
+Shapes: B batch, L tokens of a caption, S pixels of a side, E joint width
+(``embed_dim``); in a block N tokens, H heads, D head width, W tower width.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ Student = TypeVar("Student", "LCLIP", "ImageStudent", "TextStudent")
 
 MODEL_TYPE = "l_clip"
 INIT_STD = 0.02
-"""Standard deviation of the truncated normal that initialises linear layers, head mixers, positions
-and class token.
+"""Standard deviation of the truncated normal that initialises linear layers, head
+mixers, positions and class token.
 """
 
 
@@ -73,16 +73,16 @@ class LCLIPConfig:
     """Number of times in a row that each block runs."""
     image_qkv_bias: bool = True
     image_encoder: str | None = None
-    """A frozen image encoder (``rewards.clip.pretrained``) whose grid of features replaces the
-    patches: a hybrid (Dosovitskiy et al. 2021, section 3.1), for datasets that are too small to
-    learn from pixels. Its own preprocessing is then used, and ``image_size`` and ``patch_size`` are
-    ignored.
+    """A frozen image encoder (``rewards.clip.pretrained``) whose grid of features
+    replaces the patches: a hybrid (Dosovitskiy et al. 2021, section 3.1), for datasets
+    that are too small to learn from pixels. Its own preprocessing is then used, and
+    ``image_size`` and ``patch_size`` are ignored.
     """
     image_encoder_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of ``image_encoder`` if it is a class."""
     vocab_size: Size = 49408
-    """EOT has to be the largest id of a caption, as in CLIP's vocabulary: text is pooled at the
-    argmax.
+    """EOT has to be the largest id of a caption, as in CLIP's vocabulary: text is
+    pooled at the argmax.
     """
     context_length: Size = 77
     """Most tokens of a caption, SOT and EOT included."""
@@ -93,14 +93,14 @@ class LCLIPConfig:
     text_repeats: Size = 2
     text_qkv_bias: bool = False
     embedding_rank: Size | None = 256
-    """Width of the word vectors before they are projected to ``text_width``; None: one table of
-    full width.
+    """Width of the word vectors before they are projected to ``text_width``; None: one
+    table of full width.
     """
     pad_attention: PadAttention = "masked"
-    """``masked``: keys after EOT are masked, so the embedding does not depend on padding and ids
-    may be cut there. ``full``: all positions are attended, padding (id 0) included, as in the
-    released models. No weight depends on it,
-    but embeddings do: use the value that a model was trained with.
+    """``masked``: keys after EOT are masked, so the embedding does not depend on
+    padding and ids may be cut there. ``full``: all positions are attended, padding (id
+    0) included, as in the released models. No weight depends on it, but embeddings do:
+    use the value that a model was trained with.
     """
 
     def __post_init__(self) -> None:
@@ -131,13 +131,14 @@ def head_mixed_attention(
     mix_after: Tensor,
     blocked: Tensor | None = None,
 ) -> Tensor:
-    """Attention of q, k, v [B, H, N, D] whose heads are mixed linearly before and after the
-    softmax, [B, H, N, D].
+    """Attention of q, k, v [B, H, N, D] whose heads are mixed linearly before and after
+    the softmax, [B, H, N, D].
 
-    S = mix_before · (q kᵀ / √D), P = mix_after · softmax(S), output P v. Rows of P do not sum to 1.
-    Written out because ``F.scaled_dot_product_attention`` cannot mix heads. ``mix_before`` and
-    ``mix_after`` are weights [H, H, 1, 1] of 1x1 convolutions over heads, [to, from]; keys that
-    ``blocked`` (broadcast to [B, H, N, N]) get no weight, and each query has to keep one.
+    S = mix_before · (q kᵀ / √D), P = mix_after · softmax(S), output P v. Rows of P do
+    not sum to 1. Written out because ``F.scaled_dot_product_attention`` cannot mix
+    heads. ``mix_before`` and ``mix_after`` are weights [H, H, 1, 1] of 1x1 convolutions
+    over heads, [to, from]; keys that ``blocked`` (broadcast to [B, H, N, N]) get no
+    weight, and each query has to keep one.
     """
     scores = mix_heads((q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1), mix_before)
     if blocked is not None:  # after mixing, which would add infinities of both signs
@@ -146,15 +147,15 @@ def head_mixed_attention(
 
 
 def mix_heads(maps: Tensor, weight: Tensor) -> Tensor:
-    """Mix maps [B, H, N, N] over heads with ``weight`` [H, H, 1, 1]: ``F.conv2d``, but about twice
-    as fast on a CPU.
+    """Mix maps [B, H, N, N] over heads with ``weight`` [H, H, 1, 1]: ``F.conv2d``, but
+    about twice as fast on a CPU.
     """
     return (weight.flatten(1) @ maps.flatten(2)).unflatten(2, maps.shape[2:])
 
 
 class SharedAttention(nn.Module):
-    """Self-attention [B, N, W] -> [B, N, W]; the projections serve all repeats, each repeat has its
-    own head mixers.
+    """Self-attention [B, N, W] -> [B, N, W]; the projections serve all repeats, each
+    repeat has its own head mixers.
     """
 
     def __init__(self, width: int, heads: int, repeats: int, qkv_bias: bool) -> None:
@@ -215,8 +216,8 @@ def shared_blocks(config: LCLIPConfig, tower: str) -> nn.ModuleList:
 
 
 def init_linear(module: nn.Module) -> None:
-    """Initialise a linear layer: weights by the truncated normal, bias 0. Other modules are
-    ignored.
+    """Initialise a linear layer: weights by the truncated normal, bias 0. Other modules
+    are ignored.
     """
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=INIT_STD)
@@ -225,13 +226,14 @@ def init_linear(module: nn.Module) -> None:
 
 
 class ImageStudent(nn.Module):
-    """Image tower: patches with bias, class token, positions, shared blocks, norm, head; no norm
-    before the blocks.
+    """Image tower: patches with bias, class token, positions, shared blocks, norm,
+    head; no norm before the blocks.
 
     ``patch_embed.weight``, ``cls_token`` and ``pos_embed`` correspond to the teacher's
-    ``conv1.weight``, ``class_embedding`` and ``positional_embedding``; the last two have leading
-    dimensions of 1 here. If the configuration names an image encoder, its features are the patches;
-    ``folder`` is that of a saved student, from whose files the encoder is built.
+    ``conv1.weight``, ``class_embedding`` and ``positional_embedding``; the last two
+    have leading dimensions of 1 here. If the configuration names an image encoder, its
+    features are the patches; ``folder`` is that of a saved student, from whose files
+    the encoder is built.
     """
 
     def __init__(self, config: LCLIPConfig, folder: Path | None = None) -> None:
@@ -324,9 +326,10 @@ class TextStudent(nn.Module):
     def states(self, ids: Tensor) -> Tensor:
         """States [B, L, W] of token ids [B, L], before the last norm.
 
-        A row is SOT, tokens, EOT (its largest id), padding. With ``pad_attention: masked`` L is at
-        most ``context_length`` and padding may be any smaller id; with ``full``, where both change
-        the embedding, L is ``context_length``, else ``ValueError``, and padding is id 0.
+        A row is SOT, tokens, EOT (its largest id), padding. With ``pad_attention:
+        masked`` L is at most ``context_length`` and padding may be any smaller id; with
+        ``full``, where both change the embedding, L is ``context_length``, else
+        ``ValueError``, and padding is id 0.
         """
         longest = self.config.context_length
         masked = self.config.pad_attention == "masked"
@@ -377,8 +380,8 @@ class LCLIP(nn.Module):
         return self.text.encode_tokens(ids)
 
     def save_pretrained(self, path: str | Path) -> None:
-        """Write ``model.safetensors`` and ``config.json`` to the folder ``path``, which is created
-        if needed.
+        """Write ``model.safetensors`` and ``config.json`` to the folder ``path``, which
+        is created if needed.
         """
         save_encoder_config(self.image.encoder, Path(path) / "image_encoder")
         save_model(

@@ -1,13 +1,13 @@
-"""``PTBTokenizer``, ``Bleu``, ``Cider``, ``Rouge`` and ``Meteor`` with the calls and results of
-pycocoevalcap 1.2.
+"""``PTBTokenizer``, ``Bleu``, ``Cider``, ``Rouge`` and ``Meteor`` with the calls and
+results of pycocoevalcap 1.2.
 
-``from rewards.compat.pycocoevalcap import PTBTokenizer, Bleu, Cider, Rouge`` in place of the
-imports from pycocoevalcap gives the same numbers to the last bit, without Java and without torch.
-``Meteor`` runs that package's own, and with it Java.
+``from rewards.compat.pycocoevalcap import PTBTokenizer, Bleu, Cider, Rouge`` in place
+of the imports from pycocoevalcap gives the same numbers to the last bit, without Java
+and without torch. ``Meteor`` runs that package's own, and with it Java.
 
-``gts`` and ``res`` are dictionaries with the same keys: image id -> list of tokenised references,
-and image id -> list of one tokenised caption. Where the original stops at an ``assert``, a
-``ValueError`` names the image; and ``Bleu`` prints nothing.
+``gts`` and ``res`` are dictionaries with the same keys: image id -> list of tokenised
+references, and image id -> list of one tokenised caption. Where the original stops at
+an ``assert``, a ``ValueError`` names the image; and ``Bleu`` prints nothing.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -30,14 +30,15 @@ class PTBTokenizer:
     ``rewards.text.tokenize.tokenize_lines``.
 
     Equal to the Java program for the captions on which the two were compared
-    (``rewards.text.tokenize.is_tested``). A line break within a caption counts as a space.
+    (``rewards.text.tokenize.is_tested``). A line break within a caption counts as a
+    space.
     """
 
     def tokenize(
         self, captions_for_image: Mapping[Hashable, Sequence[Mapping[str, str]]]
     ) -> dict[Hashable, list[str]]:
-        """Image id -> list of ``{"caption": text}`` becomes image id -> list of tokens joined by
-        spaces.
+        """Image id -> list of ``{"caption": text}`` becomes image id -> list of tokens
+        joined by spaces.
         """
         ids = [
             image_id
@@ -66,8 +67,8 @@ class Bleu:
     def compute_score(
         self, gts: Captions, res: Captions, verbose: int = 1
     ) -> tuple[list[float], list[list[float]]]:
-        """n scores of the set, in [0, 1], and n lists of the scores of N captions; ``verbose``
-        changes nothing.
+        """n scores of the set, in [0, 1], and n lists of the scores of N captions;
+        ``verbose`` changes nothing.
         """
         counts = [
             bleu_counts(
@@ -171,8 +172,8 @@ class Meteor:
 
 
 def _pairs(gts: Captions, res: Captions) -> list[tuple[str, list[str]]]:
-    """Caption and references of each image, in the order of ``gts``. Raises ``ValueError`` with the
-    image's id.
+    """Caption and references of each image, in the order of ``gts``. Raises
+    ``ValueError`` with the image's id.
     """
     if not gts or gts.keys() != res.keys():
         lone = sorted(map(repr, gts.keys() ^ res.keys()))

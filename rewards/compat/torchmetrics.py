@@ -12,11 +12,11 @@ from rewards.build import RewardBuilder
 
 
 class RewardMetric(Metric):
-    """The mean of a reward over all captions of all updates and processes, a float64 scalar within
-    its bounds.
+    """The mean of a reward over all captions of all updates and processes, a float64
+    scalar within its bounds.
 
-    CIDEr-D without document frequencies of its own takes those of each update's references: give it
-    ``df``.
+    CIDEr-D without document frequencies of its own takes those of each update's
+    references: give it ``df``.
 
     Args:
         reward: a reward, or the name of one (``rewards.registry.available()``, or
@@ -52,8 +52,8 @@ class RewardMetric(Metric):
         )
 
     def update(self, completions: Sequence[str], **columns: Any) -> None:
-        """Score N captions with the columns that the reward needs, such as ``references`` or
-        ``image``.
+        """Score N captions with the columns that the reward needs, such as
+        ``references`` or ``image``.
 
         Raises:
             RewardError: the reward cannot score them.

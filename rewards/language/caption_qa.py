@@ -1,8 +1,8 @@
 """Questions about an image, answered from its caption alone.
 
-Source: the form of Xing et al., "CapRL: Stimulating Dense Image Caption Capabilities via
-Reinforcement Learning", ICLR 2026: multiple-choice questions, shuffled options, one of which is
-that the caption does not say. The prompt is our own.
+Source: the form of Xing et al., "CapRL: Stimulating Dense Image Caption Capabilities
+via Reinforcement Learning", ICLR 2026: multiple-choice questions, shuffled options, one
+of which is that the caption does not say. The prompt is our own.
 """
 
 import hashlib
@@ -44,13 +44,13 @@ class ImageQuestion(TypedDict):
 class CaptionQA:
     """Mean probability that a language model answers an image's questions right, in [0, 1].
 
-    It sees the caption alone. The choices of a question and a further one, "The caption does not say.", are
-    shuffled by (image, question), so that they are the same for every caption of an image and
-    in every run.
+    It sees the caption alone. The choices of a question and a further one, "The caption
+    does not say.", are shuffled by (image, question), so that they are the same for
+    every caption of an image and in every run.
 
-    A caption that says more answers more: without a limit the longest wins. Above ``words`` words
-    the score is multiplied by words / length, so that a caption of 400 words scores at most 0.2 by
-    default.
+    A caption that says more answers more: without a limit the longest wins. Above
+    ``words`` words the score is multiplied by words / length, so that a caption of 400
+    words scores at most 0.2 by default.
 
     Args:
         words: length in words from which longer captions are scaled down; None never does.
@@ -83,8 +83,8 @@ class CaptionQA:
         """Score N captions; ``questions`` are N lists of ``ImageQuestion``, ``image_id`` N ids.
 
         Raises:
-            RewardError: a column is missing, a question is wrong, or the model does not answer
-                one; the message names row and question.
+            RewardError: a column is missing, a question is wrong, or the model does not
+                answer one; the message names row and question.
         """
         captions = as_texts(completions)
         image_ids = required_column(columns, "image_id", self.__name__, len(captions))

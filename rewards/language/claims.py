@@ -1,9 +1,9 @@
 """Claims of a caption, each verified against the image or against the claims of the references.
 
-Source: the form of DCScore (Ye et al., "Painting with Words: Elevating Detailed Image Captioning
-with Benchmark and Alignment Learning" (DeCapBench), ICLR 2025): precision of the caption's claims,
-recall of the references', their F. Claims are the detail units of SPECS
-(``rewards.text.detail_units``); prompts are our own.
+Source: the form of DCScore (Ye et al., "Painting with Words: Elevating Detailed Image
+Captioning with Benchmark and Alignment Learning" (DeCapBench), ICLR 2025): precision of
+the caption's claims, recall of the references', their F. Claims are the detail units of
+SPECS (``rewards.text.detail_units``); prompts are our own.
 """
 
 import re
@@ -42,21 +42,21 @@ _UNSAID = re.compile(r"\b(?:a|an|the)\b|^\W*(?:and|or|but)\b")
 class Claims:
     """Precision, recall or F of the claims of a caption, in [0, 1].
 
-    Claims are detail units: phrases of a caption, such as "a brown dog" and "on the grass", cut by
-    rules. The precision is the mean
-    probability of "Yes" over the caption's claims, verified against the image by a vision-language
-    model, or against the references by a language model. The recall is the same over the claims of
-    the longest reference, verified against the caption. F is their harmonic mean. A caption without
-    a claim scores 0.
+    Claims are detail units: phrases of a caption, such as "a brown dog" and "on the
+    grass", cut by rules. The precision is the mean probability of "Yes" over the
+    caption's claims, verified against the image by a vision-language model, or against
+    the references by a language model. The recall is the same over the claims of the
+    longest reference, verified against the caption. F is their harmonic mean. A caption
+    without a claim scores 0.
 
-    A claim counts once, however often it is said: of claims that are equal but for case,
-    punctuation, articles and a conjunction at their beginning, the first is verified. Otherwise
-    repeating a true claim would raise the precision.
+    A claim counts once, however often it is said: of claims that are equal but for
+    case, punctuation, articles and a conjunction at their beginning, the first is
+    verified. Otherwise repeating a true claim would raise the precision.
 
     Args:
         source: what the caption's claims are verified against.
-        score: ``precision``, ``recall`` or ``f``. Recall needs references; precision alone favours
-            captions that say little.
+        score: ``precision``, ``recall`` or ``f``. Recall needs references; precision
+            alone favours captions that say little.
         **options: the language model, local or behind an endpoint, as for ``build_model``: a
             vision-language model with ``source: image``.
 
@@ -98,8 +98,8 @@ class Claims:
         """Score N captions.
 
         Raises:
-            RewardError: a column is missing, or the model does not answer; the message names row
-                and claim.
+            RewardError: a column is missing, or the model does not answer; the message
+                names row and claim.
         """
         captions = as_texts(completions)
         count = len(captions)
@@ -142,8 +142,8 @@ class Claims:
 
 
 def distinct(claims: Sequence[str]) -> list[str]:
-    """The first of claims that are equal but for case, punctuation, articles and a conjunction at
-    their beginning.
+    """The first of claims that are equal but for case, punctuation, articles and a
+    conjunction at their beginning.
     """
     firsts: dict[str, str] = {}
     for claim in claims:

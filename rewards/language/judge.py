@@ -1,9 +1,9 @@
 """A vision-language model that rates a caption.
 
-Source: FLEUR (Lee et al., "FLEUR: An Explainable Reference-Free Evaluation Metric for Image
-Captioning Using a Large Multimodal Model", ACL 2024): the score is the expectation over the
-probabilities of the digit tokens. There two digits after "0." are read one after the other; here
-one digit from 0 to 9 is, by one forward pass.
+Source: FLEUR (Lee et al., "FLEUR: An Explainable Reference-Free Evaluation Metric for
+Image Captioning Using a Large Multimodal Model", ACL 2024): the score is the
+expectation over the probabilities of the digit tokens. There two digits after "0." are
+read one after the other; here one digit from 0 to 9 is, by one forward pass.
 """
 
 import math
@@ -34,14 +34,14 @@ REFERENCE_PROMPT = PROMPT.replace(
 class VlmJudge:
     """Rating of a caption by a vision-language model, in [0, 1].
 
-    It is the expectation of a digit from 0 to 9, divided by 9. A model can be told by a caption
-    what to answer; the prompt asks it not to listen, which helps only so much. Keep another judge
-    beside it.
+    It is the expectation of a digit from 0 to 9, divided by 9. A model can be told by a
+    caption what to answer; the prompt asks it not to listen, which helps only so much.
+    Keep another judge beside it.
 
     Args:
         references: show the references to the model (RefFLEUR).
-        prompt: with ``{caption}``, and ``{references}`` where they are shown; None is the
-            package's. It has to ask for one digit.
+        prompt: with ``{caption}``, and ``{references}`` where they are shown; None is
+            the package's. It has to ask for one digit.
         **options: the vision-language model, local or behind an endpoint, as for ``build_model``.
 
     Raises:
@@ -71,8 +71,8 @@ class VlmJudge:
         """Score N captions.
 
         Raises:
-            RewardError: a column is missing, an image cannot be opened, or the model does not
-                answer with a digit; the message names the row.
+            RewardError: a column is missing, an image cannot be opened, or the model
+                does not answer with a digit; the message names the row.
         """
         captions = as_texts(completions)
         count = len(captions)

@@ -1,9 +1,9 @@
-"""Language models behind rewards: a local one of Transformers, or one behind an OpenAI-compatible
-endpoint.
+"""Language models behind rewards: a local one of Transformers, or one behind an
+OpenAI-compatible endpoint.
 
-A question with labels is answered by a distribution over them, from the probabilities of the next
-token: nothing is sampled and nothing is parsed from a long answer. A question without labels is
-answered by a text.
+A question with labels is answered by a distribution over them, from the probabilities
+of the next token: nothing is sampled and nothing is parsed from a long answer. A
+question without labels is answered by a text.
 """
 
 import base64
@@ -36,8 +36,8 @@ class Question(NamedTuple):
 
     Attributes:
         text: the whole prompt.
-        labels: at least two answers, such as ``("A", "B")``; each begins with another token. Empty
-            where the answer is a text.
+        labels: at least two answers, such as ``("A", "B")``; each begins with another
+            token. Empty where the answer is a text.
         where: row and question, for messages.
         image: image that the question is about, for vision-language models.
     """
@@ -76,17 +76,18 @@ def build_model(
 
     Args:
         reward: its name, for messages.
-        model: a local model of Transformers (a folder with safetensors weights, or a name on the
-            hub), or a ``LanguageModel`` of a user's own.
+        model: a local model of Transformers (a folder with safetensors weights, or a
+            name on the hub), or a ``LanguageModel`` of a user's own.
         endpoint: ``{url, model, concurrency, timeout}`` of ``EndpointModel``, in place of ``model``.
         device, precision: of the local model, as for ``Icc``.
-        chat_template_kwargs: variables of the chat template, local or behind the endpoint. By
-            default thinking is turned off; ``{}`` sends none to the endpoint.
+        chat_template_kwargs: variables of the chat template, local or behind the
+            endpoint. By default thinking is turned off; ``{}`` sends none to the
+            endpoint.
         vision: whether the questions have images.
 
     Raises:
-        ValueError: not exactly one of ``model`` and ``endpoint`` is set, an argument is wrong, or
-            the model cannot be loaded.
+        ValueError: not exactly one of ``model`` and ``endpoint`` is set, an argument is
+            wrong, or the model cannot be loaded.
     """
     if (model is None) == (endpoint is None):
         raise ValueError(
@@ -119,11 +120,11 @@ def check_probability(labels: Sequence[str], probability: float, likely: str) ->
 
 
 class LocalModel:
-    """A language model or vision-language model of Transformers. It answers one prompt after the
-    other, so that no answer depends on others.
+    """A language model or vision-language model of Transformers. It answers one prompt
+    after the other, so that no answer depends on others.
 
-    Prompts go through the chat template. Models that can think before they answer are told not to
-    (``enable_thinking``).
+    Prompts go through the chat template. Models that can think before they answer are
+    told not to (``enable_thinking``).
 
     Args:
         model: folder with safetensors weights, or a name on the hub.
@@ -162,9 +163,9 @@ class LocalModel:
     def choose(self, questions: Sequence[Question]) -> list[list[float]]:
         """Probabilities of the labels, by one forward pass each.
 
-        Raises ``RewardError`` for a prompt that is longer than the model reads, for an image that
-        cannot be opened or is refused by the processor, and for a model without a chat template; the
-        message names the row.
+        Raises ``RewardError`` for a prompt that is longer than the model reads, for an
+        image that cannot be opened or is refused by the processor, and for a model
+        without a chat template; the message names the row.
         """
         return self._ask(questions, 1, self._shares)
 
@@ -181,8 +182,8 @@ class LocalModel:
         max_new_tokens: int,
         read: Callable[[Question, Any], Answer],
     ) -> list[Answer]:
-        """What ``read`` makes of Transformers' output: the tokens, and logits [1, V] of each new
-        one.
+        """What ``read`` makes of Transformers' output: the tokens, and logits [1, V] of
+        each new one.
         """
         answers = []
         kinds = (ValueError, TypeError, RewardError)
@@ -258,13 +259,14 @@ def label_ids(tokenizer: Any, labels: Sequence[str]) -> list[list[int]]:
 
 
 class EndpointModel:
-    """Asks an OpenAI-compatible endpoint that lists ``top_logprobs``, such as vLLM's, at
-    temperature 0, several questions at a time; its key is ``OPENAI_API_KEY``.
+    """Asks an OpenAI-compatible endpoint that lists ``top_logprobs``, such as vLLM's,
+    at temperature 0, several questions at a time; its key is ``OPENAI_API_KEY``.
 
     Args:
         reward: name of the reward, for messages.
-        chat_template_kwargs: variables of the chat template, sent with each request; None turns
-            thinking off, and ``{}`` sends nothing, for servers that refuse unknown fields.
+        chat_template_kwargs: variables of the chat template, sent with each request;
+            None turns thinking off, and ``{}`` sends nothing, for servers that refuse
+            unknown fields.
         url: up to ``/v1``.
         model: its name there.
         concurrency: requests at a time.
@@ -368,8 +370,8 @@ def _text(question: Question, choice: Any) -> str:
 def _listed(question: Question, choice: Any) -> list[float]:
     """Probabilities of the labels among themselves; a label that is not listed has 0.
 
-    A token that is not listed is at most as probable as any listed one, and all of them together
-    have what the listed ones leave.
+    A token that is not listed is at most as probable as any listed one, and all of them
+    together have what the listed ones leave.
     """
     # Some servers list the token that they chose once more.
     tokens = choice.logprobs.content[0].top_logprobs

@@ -1,7 +1,8 @@
 """BERTScore of captions against references, by the package ``bert-score`` of its authors.
 
-Source: Zhang et al., "BERTScore: Evaluating Text Generation with BERT", ICLR 2020, section 3, F1.
-Captions and references go to the model's own tokenizer as they are, without PTB tokenisation.
+Source: Zhang et al., "BERTScore: Evaluating Text Generation with BERT", ICLR 2020,
+section 3, F1. Captions and references go to the model's own tokenizer as they are,
+without PTB tokenisation.
 """
 
 import importlib
@@ -23,17 +24,18 @@ from rewards.options import Count, check_values
 
 
 class BertScore:
-    """BERTScore F1 of each caption: the best over the references of its image, in [-1, 1]; no
-    rescaling.
+    """BERTScore F1 of each caption: the best over the references of its image, in [-1,
+    1]; no rescaling.
 
-    Values of one model lie in a small range (0.85 to 0.95, say), and compare with values of the
-    same model, layer and package only. A caption without a word gets 0, as in the package.
+    Values of one model lie in a small range (0.85 to 0.95, say), and compare with
+    values of the same model, layer and package only. A caption without a word gets 0,
+    as in the package.
 
     Args:
-        model: folder of a Transformers model with its tokenizer, or a name on the hub, such as
-            ``roberta-large``, the package's choice for English.
-        layers: layer whose embeddings are compared, from 1; None is the package's choice for models
-            that it knows.
+        model: folder of a Transformers model with its tokenizer, or a name on the hub,
+            such as ``roberta-large``, the package's choice for English.
+        layers: layer whose embeddings are compared, from 1; None is the package's
+            choice for models that it knows.
         device: such as ``cuda``; None is the GPU where there is one.
         batch_size: captions at once, at least 1; changes scores by rounding only.
 
@@ -88,8 +90,8 @@ class BertScore:
         """Score N captions by the column ``references``.
 
         Raises:
-            RewardError: as ``reference_lists``, or a reference has no word, or a score is not
-                finite.
+            RewardError: as ``reference_lists``, or a reference has no word, or a score
+                is not finite.
         """
         texts = as_texts(completions)
         references = reference_lists(columns, self.__name__, len(texts))
@@ -113,8 +115,8 @@ class BertScore:
 
 
 def _check_code(model: str) -> None:
-    """Refuse a model that needs code of its own: bert-score would ask at the terminal whether to
-    run it.
+    """Refuse a model that needs code of its own: bert-score would ask at the terminal
+    whether to run it.
     """
     from transformers import AutoConfig, AutoTokenizer
 
@@ -126,9 +128,9 @@ def _check_code(model: str) -> None:
 
 
 def _mend_tokenizer(scorer: Any, model: str) -> None:
-    """Give the tokenizer a maximal length and the space before the first word, on which GPT-2's and
-    RoBERTa's tokens depend; bert-score asks for it at every call, which Transformers 5 silently
-    ignores.
+    """Give the tokenizer a maximal length and the space before the first word, on which
+    GPT-2's and RoBERTa's tokens depend; bert-score asks for it at every call, which
+    Transformers 5 silently ignores.
     """
     from transformers import AutoTokenizer, GPT2Tokenizer, RobertaTokenizer
 

@@ -1,9 +1,9 @@
 """BLEU-1 to BLEU-4 as the COCO caption toolkit computes them.
 
-Source: Papineni et al., "BLEU: a Method for Automatic Evaluation of Machine Translation", ACL 2002,
-equations 1-4, with
-the toolkit's choices: the reference length closest to the candidate's (of two, the shorter), and
-small constants instead of smoothing, so that a caption without a matching n-gram scores almost 0.
+Source: Papineni et al., "BLEU: a Method for Automatic Evaluation of Machine
+Translation", ACL 2002, equations 1-4, with the toolkit's choices: the reference length
+closest to the candidate's (of two, the shorter), and small constants instead of
+smoothing, so that a caption without a matching n-gram scores almost 0.
 """
 
 import math
@@ -22,12 +22,13 @@ _TINY = 1e-15
 def bleu_counts(
     candidate: Tokens, references: Sequence[Tokens], n: int = 4
 ) -> list[int]:
-    """Return the 2 n + 2 counts from which BLEU of one candidate is computed; a corpus has their
-    sums.
+    """Return the 2 n + 2 counts from which BLEU of one candidate is computed; a corpus
+    has their sums.
 
-    They are: for each order, the number of the candidate's n-grams that match, each clipped at its
-    largest count in a reference; for each order, the number of the candidate's n-grams; the
-    candidate's length and the reference length closest to it, both in tokens.
+    They are: for each order, the number of the candidate's n-grams that match, each
+    clipped at its largest count in a reference; for each order, the number of the
+    candidate's n-grams; the candidate's length and the reference length closest to it,
+    both in tokens.
 
     Raises:
         ValueError: there is no reference.
@@ -68,8 +69,8 @@ def bleu_of_counts(counts: Sequence[int]) -> list[float]:
 class Bleu:
     """Sentence BLEU-n of each caption against its image's references, in [0, 1].
 
-    Their mean is not the corpus BLEU that papers print: that is ``bleu_of_counts`` of summed
-    ``bleu_counts``.
+    Their mean is not the corpus BLEU that papers print: that is ``bleu_of_counts`` of
+    summed ``bleu_counts``.
 
     Args:
         n: longest n-grams, at least 1; the log key is ``bleu<n>``.

@@ -1,18 +1,18 @@
-"""CIDEr-D: tf-idf weighted n-gram agreement of a caption with the captions people wrote for its
-image.
+"""CIDEr-D: tf-idf weighted n-gram agreement of a caption with the captions people wrote
+for its image.
 
-Source: Vedantam, Zitnick and Parikh, "CIDEr: Consensus-based Image Description Evaluation", CVPR
-2015, section 6. For a candidate c, the R references s_r of its image, and n-gram orders k = 1 to n
-(4):
+Source: Vedantam, Zitnick and Parikh, "CIDEr: Consensus-based Image Description
+Evaluation", CVPR 2015, section 6. For a candidate c, the R references s_r of its image,
+and n-gram orders k = 1 to n (4):
 
     g_k(x)        tf-idf vector of x: count of each n-gram of order k in x, times its idf
     idf           ln D - ln max(1, df), df of D documents (``DocumentFrequencies``)
     sim_k(c, s)   min(g_k(c), g_k(s)) · g_k(s) / (|g_k(c)| |g_k(s)|), min taken elementwise
     CIDEr-D(c)    10 / (n R) Σ_k Σ_r exp(-(l(c) - l(s_r))² / (2 σ²)) sim_k(c, s_r), with lengths l and σ = 6
 
-The COCO toolkit and every paper that uses it call this "CIDEr". Scores here are in [0, 10], as the
-toolkit's; papers
-print them times 100: a corpus score of 1.30 here is the "CIDEr 130.0" of a table.
+The COCO toolkit and every paper that uses it call this "CIDEr". Scores here are in [0,
+10], as the toolkit's; papers print them times 100: a corpus score of 1.30 here is the
+"CIDEr 130.0" of a table.
 """
 
 import logging
@@ -44,21 +44,19 @@ logger = logging.getLogger(__name__)
 MOST_TOKENS = 1 << 18
 """Tokens of candidates and references in one batch of the computation."""
 CACHED_IMAGES = 200_000
-"""Images whose tokenised references a process keeps, about 1 kB each: more than a training split,
-as an epoch visits each image one time.
+"""Images whose tokenised references a process keeps, about 1 kB each: more than a
+training split, as an epoch visits each image one time.
 """
 SIGNATURE_PARTS = (
-    "NO<EOS>: EOS is no token (STANDARD: it is one); w/oInit: document frequencies of the scored "
-    "references (wInit: "
-    "given ones); n and s: longest n-gram, sigma"
+    "NO<EOS>: EOS is no token (STANDARD: it is one); w/oInit: document frequencies of "
+    "the scored references (wInit: given ones); n and s: longest n-gram, sigma"
 )
 """What the parts of the signature of CIDEr-D say."""
 CIDER_DIFFERENCES = (
-    "As a reward, CIDEr-D counts the end of a caption (EOS) as a token and takes document "
-    "frequencies from the "
-    "training split, unless set otherwise. Validation and evaluation leave EOS out and take them "
-    "from the references "
-    "of the captioned images, so that the same captions have other scores there."
+    "As a reward, CIDEr-D counts the end of a caption (EOS) as a token and takes "
+    "document frequencies from the training split, unless set otherwise. Validation "
+    "and evaluation leave EOS out and take them from the references of the captioned "
+    "images, so that the same captions have other scores there."
 )
 
 
@@ -71,22 +69,23 @@ def cider_d(
 ) -> list[float]:
     """Compute CIDEr-D of N tokenised candidates: N scores in [0, 10].
 
-    Equal to the reference scorer (pycocoevalcap) to the last bit: sums are taken in its order, over
-    a candidate's n-grams as they first occur, then over references, then over orders, and
-    logarithms and powers number by number. A candidate equal to its only reference gets 10; an
-    image whose references have only n-grams with idf 0 gives 0.
+    Equal to the reference scorer (pycocoevalcap) to the last bit: sums are taken in its
+    order, over a candidate's n-grams as they first occur, then over references, then
+    over orders, and logarithms and powers number by number. A candidate equal to its
+    only reference gets 10; an image whose references have only n-grams with idf 0 gives
+    0.
 
     Args:
         candidates: [N] token lists, as ``references`` with EOS where ``df`` has it.
-        references: [N] lists of token lists, at least one each; those that several candidates share
-            (the same object) are counted once.
+        references: [N] lists of token lists, at least one each; those that several
+            candidates share (the same object) are counted once.
         df: document frequencies.
         n: longest n-grams; all orders weigh the same.
         sigma: width of the length penalty, in tokens.
 
     Raises:
-        ValueError: numbers of candidates and references differ, an image has no reference, or ``n``
-            is above ``df.n``.
+        ValueError: numbers of candidates and references differ, an image has no
+            reference, or ``n`` is above ``df.n``.
     """
     if df.n < n:
         raise ValueError(
@@ -121,8 +120,8 @@ def _batch_scores(
 ) -> Array:
     """Scores [N], float64, of N candidates for B images.
 
-    The M captions are packed: the N candidates, then the references of image 0, of image 1, ... The
-    P pairs are, by candidate, those with each reference of its image.
+    The M captions are packed: the N candidates, then the references of image 0, of
+    image 1, ... The P pairs are, by candidate, those with each reference of its image.
     """
     images = {id(group): group for group in references}
     row = dict(zip(images, range(len(images)), strict=True))
@@ -166,8 +165,8 @@ def _batch_scores(
 
 
 class _Vectors(NamedTuple):
-    """Sparse tf-idf vectors of M captions for one order: E entries, by caption, then by first
-    occurrence in it.
+    """Sparse tf-idf vectors of M captions for one order: E entries, by caption, then by
+    first occurrence in it.
     """
 
     captions: Array  # [E] int64, caption, 0 to M - 1
@@ -224,11 +223,11 @@ def _vectors(
 def _match_entries(
     vectors: _Vectors, image_of: Array, candidates: int
 ) -> tuple[Array, Array]:
-    """Match the entries of candidates, which come first, with those of references of the same image
-    and n-gram.
+    """Match the entries of candidates, which come first, with those of references of
+    the same image and n-gram.
 
-    ``image_of`` [M] is the image of each caption. Returns two index arrays [S] into the E entries:
-    of candidates, ascending, and of references.
+    ``image_of`` [M] is the image of each caption. Returns two index arrays [S] into the
+    E entries: of candidates, ascending, and of references.
     """
     keys = image_of[vectors.captions] * vectors.distinct + vectors.numbers
     split = int(np.searchsorted(vectors.captions, candidates))
@@ -244,9 +243,9 @@ def _match_entries(
 def _length_penalties(candidates: Array, references: Array, sigma: float) -> Array:
     """Penalties [P] of pairs with so many tokens [P] and [P].
 
-    The reference scorer compares numbers of bigrams: the same differences, except for captions
-    without a token, which score 0 whatever the penalty. Powers are Python's; NumPy's may differ in
-    the last bit.
+    The reference scorer compares numbers of bigrams: the same differences, except for
+    captions without a token, which score 0 whatever the penalty. Powers are Python's;
+    NumPy's may differ in the last bit.
     """
     difference = np.abs(candidates - references)
     table = [
@@ -257,30 +256,31 @@ def _length_penalties(candidates: Array, references: Array, sigma: float) -> Arr
 
 
 class CiderD:
-    """CIDEr-D of each caption against its image's references, in [0, 10]; papers print it times
-    100.
+    """CIDEr-D of each caption against its image's references, in [0, 10]; papers print
+    it times 100.
 
-    Captions and references are given untokenised. With EOS as a token, ``<eos>`` ends every
-    reference, every document and every candidate whose ``finished`` column is true. Without it,
-    captions that break off ("a man with a") score too high, and training finds them.
+    Captions and references are given untokenised. With EOS as a token, ``<eos>`` ends
+    every reference, every document and every candidate whose ``finished`` column is
+    true. Without it, captions that break off ("a man with a") score too high, and
+    training finds them.
 
-    Source: Vedantam et al., CVPR 2015, section 6; EOS as in Hu, Cavicchioli and Capotondi, "A
-    request for clarity over the End of Sequence token in the Self-Critical Sequence Training"
-    (SacreEOS), 2023.
+    Source: Vedantam et al., CVPR 2015, section 6; EOS as in Hu, Cavicchioli and
+    Capotondi, "A request for clarity over the End of Sequence token in the
+    Self-Critical Sequence Training" (SacreEOS), 2023.
 
     Args:
-        df: document frequencies of the training split, or a file of them (``.npz``, or a legacy
-            ``.p`` / ``.pkl``). None takes them from the references of each call, one document per
-            distinct image: right for scoring complete files, wrong for training, where a batch is
-            no corpus.
+        df: document frequencies of the training split, or a file of them (``.npz``, or
+            a legacy ``.p`` / ``.pkl``). None takes them from the references of each
+            call, one document per distinct image: right for scoring complete files,
+            wrong for training, where a batch is no corpus.
         eos: EOS is a token.
         n: longest n-grams, at least 1.
         sigma: width of the length penalty in tokens, above 0.
         tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
 
     Raises:
-        ValueError: a parameter is out of range, or ``df`` was counted with other tokens, EOS or
-            n-gram orders.
+        ValueError: a parameter is out of range, or ``df`` was counted with other
+            tokens, EOS or n-gram orders.
     """
 
     __name__ = "cider"
@@ -323,8 +323,8 @@ class CiderD:
         """Variant in the style of SacreEOS, such as
         ``STANDARD_wInit+Cider-D[n4,s6.0]+df[1fb8e70b]``.
 
-        The last parts are the start of the fingerprint of given document frequencies, and a
-        tokenizer other than ``ptb``.
+        The last parts are the start of the fingerprint of given document frequencies,
+        and a tokenizer other than ``ptb``.
         """
         standard = "STANDARD" if self.eos else "NO<EOS>"
         init = "w/oInit" if self.df is None else "wInit"
@@ -337,13 +337,13 @@ class CiderD:
     ) -> list[float]:
         """Score N captions by the column ``references``.
 
-        ``finished`` (N booleans, absent: all true) says which captions end with EOS; ``image_id``
-        (N strings) tells images apart where ``df`` is None, which otherwise are told apart by their
-        references.
+        ``finished`` (N booleans, absent: all true) says which captions end with EOS;
+        ``image_id`` (N strings) tells images apart where ``df`` is None, which
+        otherwise are told apart by their references.
 
         Raises:
-            RewardError: a column is missing or has another shape, a row has no reference, or one is
-                not a string.
+            RewardError: a column is missing or has another shape, a row has no
+                reference, or one is not a string.
         """
         texts = as_texts(completions)
         keys = reference_lists(columns, self.__name__, len(texts))
@@ -374,9 +374,9 @@ class CiderD:
         if not any(scores) and not self._warned and df.all_zero:
             self._warned = True
             logger.warning(
-                "WARNING: reward %r is 0 for every caption: all documents (%d) have every n-gram, "
-                "so its weight is 0. "
-                "Set df to document frequencies of more images",
+                "WARNING: reward %r is 0 for every caption: all documents (%d) have "
+                "every n-gram, so its weight is 0. Set df to document frequencies of "
+                "more images",
                 self.__name__,
                 df.documents,
             )

@@ -1,5 +1,5 @@
-"""Two baselines for ICC: concreteness of a caption's words in a list that people rated, and its
-length.
+"""Two baselines for ICC: concreteness of a caption's words in a list that people rated,
+and its length.
 """
 
 import csv
@@ -15,16 +15,18 @@ from rewards.text.tokenize import TOKENIZER, tokenize
 
 
 class WordConcreteness:
-    """Mean concreteness of those of a caption's words that people rated, in [1, 5]; 1 if the list
-    has none of them.
+    """Mean concreteness of those of a caption's words that people rated, in [1, 5]; 1
+    if the list has none of them.
 
-    Source of the ratings: Brysbaert, Warriner and Kuperman, Behavior Research Methods 2014. Words
-    are PTB tokens in lower case. Words that are not in the list, such as most plurals and inflected
-    verbs, are skipped, and the list's two-word expressions are not used.
+    Source of the ratings: Brysbaert, Warriner and Kuperman, Behavior Research Methods
+    2014. Words are PTB tokens in lower case. Words that are not in the list, such as
+    most plurals and inflected verbs, are skipped, and the list's two-word expressions
+    are not used.
 
     Args:
-        ratings: the published table, ``Concreteness_ratings_Brysbaert_et_al_BRM.txt``: tabs between
-            the columns, of which ``Word``, ``Bigram`` (0 for single words) and ``Conc.M`` are read.
+        ratings: the published table, ``Concreteness_ratings_Brysbaert_et_al_BRM.txt``:
+            tabs between the columns, of which ``Word``, ``Bigram`` (0 for single words)
+            and ``Conc.M`` are read.
 
     Raises:
         ValueError: the file is missing or is not such a table (with the line).

@@ -1,5 +1,5 @@
-"""Signs of degenerate captions that need no reference: repetition, cut-off endings, length,
-vocabulary.
+"""Signs of degenerate captions that need no reference: repetition, cut-off endings,
+length, vocabulary.
 
 All functions take tokenised captions (``rewards.text.tokenize``), which may be empty.
 """
@@ -24,10 +24,11 @@ BAD_ENDINGS = frozenset(
     """)
 )
 """Words at which a finished English caption hardly ever ends: articles and determiners,
-prepositions, conjunctions and relative words, auxiliaries, and words that need another after them. Words that often end one as an
-adverb, noun or pronoun (``behind``, ``inside``, ``by``, ``off``, ``can``, ``other``, ``her``) are
-left out. ``on`` and ``in`` are included, because captions that break off end there; 0.6 % of the
-captions that people wrote for COCO val2017 do, too.
+prepositions, conjunctions and relative words, auxiliaries, and words that need another
+after them. Words that often end one as an adverb, noun or pronoun (``behind``,
+``inside``, ``by``, ``off``, ``can``, ``other``, ``her``) are left out. ``on`` and
+``in`` are included, because captions that break off end there; 0.6 % of the captions
+that people wrote for COCO val2017 do, too.
 """
 
 
@@ -56,8 +57,8 @@ def degeneration_statistics(
     training_captions: Collection[tuple[str, ...]] | None = None,
     tokenizer: str = TOKENIZER,
 ) -> dict[str, float]:
-    """Statistics of captions that were split by ``tokenizer``. Raises ``ValueError`` if there is no
-    caption.
+    """Statistics of captions that were split by ``tokenizer``. Raises ``ValueError`` if
+    there is no caption.
 
     - ``length``: mean number of tokens;
     - ``vocabulary``: number of distinct tokens;
@@ -92,8 +93,8 @@ def degeneration_statistics(
 
 
 class Repetition:
-    """Penalty for repeated n-grams: minus the share of a caption's n-grams that occurred earlier in
-    it, in [-1, 0].
+    """Penalty for repeated n-grams: minus the share of a caption's n-grams that
+    occurred earlier in it, in [-1, 0].
 
     ``n``, at least 1, is the order of the n-grams, ``tokenizer`` one of
     ``rewards.text.tokenize.TOKENIZERS``.

@@ -1,9 +1,9 @@
 """Detail units of captions: the pieces that each add one detail (Chen et al., SPECS, EMNLP 2025).
 
-A caption is split into sentences and tokens, which get part-of-speech tags; a chunk grammar over
-tags finds phrases; a unit ends where a phrase or a sentence ends; three rules join units that say
-nothing alone. docs/rewards.md gives the grammar, the rules, and where this departs from the
-paper and its released code.
+A caption is split into sentences and tokens, which get part-of-speech tags; a chunk
+grammar over tags finds phrases; a unit ends where a phrase or a sentence ends; three
+rules join units that say nothing alone. docs/rewards.md gives the grammar, the rules,
+and where this departs from the paper and its released code.
 """
 
 import re
@@ -26,8 +26,8 @@ from rewards.text.ptb_rules import (
 CONTINUATIONS = frozenset(
     names("behind in under on to above left right next up down out of 's is")
 )
-"""A unit does not end before these words, nor while the sentence begins with one of them and has no
-verb yet.
+"""A unit does not end before these words, nor while the sentence begins with one of
+them and has no verb yet.
 """
 _VERBS = frozenset(["is", "are"])
 _MAX_THE_WORDS = 3
@@ -62,8 +62,9 @@ _NEVER_NOUNS = names("is are was were has have had be been being")
 
 
 Tagger: TypeAlias = Callable[[Sequence[Sequence[str]]], list[list[str]]]
-"""Returns a Penn Treebank tag (``NN``, ``VBZ``, ``IN``, ...) for each token of each sentence. Tokens
-are words, clitics such as ``'s``, and punctuation marks; none is empty or has white space.
+"""Returns a Penn Treebank tag (``NN``, ``VBZ``, ``IN``, ...) for each token of each
+sentence. Tokens are words, clitics such as ``'s``, and punctuation marks; none is empty
+or has white space.
 """
 
 
@@ -71,10 +72,10 @@ are words, clitics such as ``'s``, and punctuation marks; none is empty or has w
 def default_tagger() -> Tagger:
     """TextBlob's lexicon, with Brill's rules for unknown words and for context (Brill, ANLP 1992).
 
-    The lexicon comes from newspapers, so in captions ``left``, ``leaves`` and ``light`` are tagged
-    as verbs. A verb directly after an article or a possessive is therefore retagged: as an
-    adjective if a noun follows, else as a noun. Raises ``RewardError`` if the package ``textblob``
-    is not installed.
+    The lexicon comes from newspapers, so in captions ``left``, ``leaves`` and ``light``
+    are tagged as verbs. A verb directly after an article or a possessive is therefore
+    retagged: as an adjective if a noun follows, else as a noun. Raises ``RewardError``
+    if the package ``textblob`` is not installed.
     """
     module = optional(
         "textblob.taggers", "detail units need", "'rl-caption[specs]'", RewardError
@@ -115,9 +116,10 @@ class _Token(NamedTuple):
 def detail_units(caption: str, tagger: Tagger | None = None) -> list[str]:
     """Cut one caption into detail units; ``tagger`` None means ``default_tagger()``.
 
-    The concatenated units are exactly ``caption``: white space before a unit belongs to it. No unit
-    ends inside a word, a number or an abbreviation. Each unit has a letter or a digit; a caption
-    that has neither is a single unit. An empty caption has no units.
+    The concatenated units are exactly ``caption``: white space before a unit belongs to
+    it. No unit ends inside a word, a number or an abbreviation. Each unit has a letter
+    or a digit; a caption that has neither is a single unit. An empty caption has no
+    units.
     """
     return list(_cached_units(caption)) if tagger is None else _units(caption, tagger)
 
@@ -193,8 +195,8 @@ def _sentences(caption: str) -> Iterator[list[_Token]]:
 
 
 def _is_sentence_end(tokens: Sequence[_Token], index: int) -> bool:
-    """Whether a token is a stop that ends a sentence; full stops of numbers and abbreviations do
-    not.
+    """Whether a token is a stop that ends a sentence; full stops of numbers and
+    abbreviations do not.
     """
     token = tokens[index]
     if token.text != "." or index == 0 or index + 1 == len(tokens):
@@ -240,8 +242,8 @@ def _sentence_cuts(
 
 
 def _may_begin(caption: str, token: _Token) -> bool:
-    """Whether a unit may begin with a token: after white space, or with a separator before white
-    space.
+    """Whether a unit may begin with a token: after white space, or with a separator
+    before white space.
     """
     after_space = caption[token.start - 1 : token.start].isspace()
     return after_space or (
@@ -264,8 +266,8 @@ def _phrase_ends(tags: Sequence[str]) -> list[int]:
 
 
 def _joins(words: Sequence[str], end: int) -> bool:
-    """The paper's three rules against cutting too finely, for a cut of a sentence before its word
-    ``end``.
+    """The paper's three rules against cutting too finely, for a cut of a sentence
+    before its word ``end``.
     """
     so_far = words[:end]
     if so_far[0] == "the" and len(so_far) <= _MAX_THE_WORDS:

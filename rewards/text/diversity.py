@@ -1,11 +1,11 @@
-"""How different, or alike, the captions of one image are: Self-CIDEr, Div-n, and rewards for
-either.
+"""How different, or alike, the captions of one image are: Self-CIDEr, Div-n, and
+rewards for either.
 
-Sources: Wang and Chan, "Describing like Humans: on Diversity in Image Captioning", CVPR 2019
-(Self-CIDEr); Shetty et
-al., "Speaking the Same Language: Matching Machine to Human Captions by Adversarial Training", ICCV
-2017 (Div-n). Similarities are CIDEr-D (``rewards.text.cider``), where Wang and Chan take CIDEr:
-captions of different lengths count as more different here.
+Sources: Wang and Chan, "Describing like Humans: on Diversity in Image Captioning", CVPR
+2019 (Self-CIDEr); Shetty et al., "Speaking the Same Language: Matching Machine to Human
+Captions by Adversarial Training", ICCV 2017 (Div-n). Similarities are CIDEr-D
+(``rewards.text.cider``), where Wang and Chan take CIDEr: captions of different lengths
+count as more different here.
 """
 
 import math
@@ -26,8 +26,8 @@ from rewards.text.tokenize import TOKENIZER, tokenizer_of
 def similarities(
     captions: Sequence[Tokens], df: DocumentFrequencies
 ) -> NDArray[np.float64]:
-    """Return [K, K] CIDEr-D between K tokenised captions, divided by 10, mean of both directions;
-    in [0, 1].
+    """Return [K, K] CIDEr-D between K tokenised captions, divided by 10, mean of both
+    directions; in [0, 1].
     """
     count = len(captions)
     scores = cider_d(
@@ -40,11 +40,12 @@ def similarities(
 
 
 def self_cider(matrix: NDArray[np.float64]) -> float:
-    """Self-CIDEr of K >= 2 captions with similarities [K, K]: -ln(√λ_1 / Σ_i √λ_i) / ln K, in [0,
-    1].
+    """Self-CIDEr of K >= 2 captions with similarities [K, K]: -ln(√λ_1 / Σ_i √λ_i) / ln
+    K, in [0, 1].
 
-    λ_1 is the largest eigenvalue; negative ones, which a similarity that is no inner product may
-    have, count as 0. Equal captions give 0, captions without a common n-gram (and of equal norms)
+    λ_1 is the largest eigenvalue; negative ones, which a similarity that is no inner
+    product may have, count as 0. Equal captions give 0, captions without a common
+    n-gram (and of equal norms)
     1. All-zero similarities, those of captions without a token, give 0.
     """
     roots = np.sqrt(np.clip(np.linalg.eigvalsh(matrix), 0.0, None))
@@ -55,8 +56,8 @@ def self_cider(matrix: NDArray[np.float64]) -> float:
 
 
 def distinct_ngrams(captions: Sequence[Tokens], n: int) -> float:
-    """Div-n: number of distinct n-grams of order ``n`` in an image's captions over their number of
-    words, in [0, 1].
+    """Div-n: number of distinct n-grams of order ``n`` in an image's captions over
+    their number of words, in [0, 1].
     """
     words = sum(map(len, captions))
     ngrams = {ngram for one in captions for ngram in ngram_counts(one, n)}
@@ -83,20 +84,20 @@ def _rows_by_image(ids: Sequence[Any]) -> list[list[int]]:
 
 
 class Diversity:
-    """How different a caption is from the other captions of its image in the call: 1 - CIDEr-D to
-    them, in [0, 1].
+    """How different a caption is from the other captions of its image in the call: 1 -
+    CIDEr-D to them, in [0, 1].
 
-    The CIDEr-D of a caption with the others as references is divided by its CIDEr-D with itself as
-    reference, which is 10, and less for captions of under four tokens. So a caption that equals all
-    others scores 0, however short it is. A caption without a token, or the only caption of its
-    image in the call, scores 0. The corresponding measure of a whole set of captions is
-    ``self_cider``.
+    The CIDEr-D of a caption with the others as references is divided by its CIDEr-D
+    with itself as reference, which is 10, and less for captions of under four tokens.
+    So a caption that equals all others scores 0, however short it is. A caption without
+    a token, or the only caption of its image in the call, scores 0. The corresponding
+    measure of a whole set of captions is ``self_cider``.
 
     Args:
-        df: document frequencies of the training split, or a file of them, as for ``CiderD``; None
-            gives all n-grams the same weight.
-        eos: append EOS as a token to captions whose column ``finished`` is true, or to all if there
-            is no such column.
+        df: document frequencies of the training split, or a file of them, as for
+            ``CiderD``; None gives all n-grams the same weight.
+        eos: append EOS as a token to captions whose column ``finished`` is true, or to
+            all if there is no such column.
         tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
 
     Raises:
@@ -148,17 +149,18 @@ class Diversity:
 
 
 class Consensus:
-    """How similar a caption is to the other captions of its image in the call: mean CIDEr-D, in [0,
-    10].
+    """How similar a caption is to the other captions of its image in the call: mean
+    CIDEr-D, in [0, 10].
 
-    For each of the others, the CIDEr-D of the pair is averaged over both directions. The caption
-    with the highest score is the consensus caption of Devlin et al., "Exploring Nearest Neighbor
-    Approaches for Image Captioning", 2015, taken among the candidates themselves. The only caption
-    of an image scores 0. No references are used; EOS is not a token.
+    For each of the others, the CIDEr-D of the pair is averaged over both directions.
+    The caption with the highest score is the consensus caption of Devlin et al.,
+    "Exploring Nearest Neighbor Approaches for Image Captioning", 2015, taken among the
+    candidates themselves. The only caption of an image scores 0. No references are
+    used; EOS is not a token.
 
     Args:
-        df: document frequencies without EOS, or a file of them, as for ``CiderD``; None gives all
-            n-grams the same weight.
+        df: document frequencies without EOS, or a file of them, as for ``CiderD``; None
+            gives all n-grams the same weight.
         tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``.
 
     Raises:

@@ -1,5 +1,5 @@
-"""In how many documents of a corpus each n-gram occurs: counting, files, and pickles of other
-packages.
+"""In how many documents of a corpus each n-gram occurs: counting, files, and pickles of
+other packages.
 """
 
 import hashlib
@@ -43,8 +43,8 @@ class DocumentFrequencies:
         n: longest n-grams that are counted.
         tokenizer: name of the tokenisation, one of ``rewards.text.tokenize.TOKENIZERS``.
 
-    Raises ``ValueError`` for values out of range, or where an n-gram is in more documents than
-    there are.
+    Raises ``ValueError`` for values out of range, or where an n-gram is in more
+    documents than there are.
     """
 
     table: NGramTable
@@ -71,8 +71,8 @@ class DocumentFrequencies:
         n: int = 4,
         tokenizer: str = TOKENIZER,
     ) -> Self:
-        """Count the n-grams of a corpus, given as the tokens of each caption of each image, without
-        EOS. One document is an image with all its captions.
+        """Count the n-grams of a corpus, given as the tokens of each caption of each
+        image, without EOS. One document is an image with all its captions.
 
         Raises ``ValueError`` if there is no image.
         """
@@ -114,8 +114,8 @@ class DocumentFrequencies:
         n: int = 4,
         **fields: Any,
     ) -> Self:
-        """Make document frequencies of counts of n-grams of up to ``n`` words; ``fields`` are other
-        attributes.
+        """Make document frequencies of counts of n-grams of up to ``n`` words;
+        ``fields`` are other attributes.
         """
         return cls(table_of_counts(counts, n), log_documents, n=n, **fields)
 
@@ -130,8 +130,8 @@ class DocumentFrequencies:
         return type(self), attributes
 
     def inverses(self, ids: Array) -> tuple[Array, Array]:
-        """Inverse document frequencies ln(D) - ln(max(1, df)) of n-gram ids [M], and their squares:
-        float64 [M], [M].
+        """Inverse document frequencies ln(D) - ln(max(1, df)) of n-gram ids [M], and
+        their squares: float64 [M], [M].
 
         An id of -1 is an unknown n-gram, with df = 0.
         """
@@ -152,12 +152,12 @@ class DocumentFrequencies:
 
     @cached_property
     def _inverse_by_id(self) -> tuple[Array, Array, Array]:
-        """Index [V + G + 1] by n-gram id, the last for unknown ones, into the distinct idf and
-        their squares.
+        """Index [V + G + 1] by n-gram id, the last for unknown ones, into the distinct
+        idf and their squares.
 
-        For equality with the reference scorer to the last bit, logarithms are NumPy's of single
-        numbers and squares are Python's powers, which differ from NumPy's in the last digit of one
-        in 1,200.
+        For equality with the reference scorer to the last bit, logarithms are NumPy's
+        of single numbers and squares are Python's powers, which differ from NumPy's in
+        the last digit of one in 1,200.
         """
         counts, index = np.unique(self.table.counts, return_inverse=True)
         inverses = []
@@ -169,14 +169,14 @@ class DocumentFrequencies:
 
     @cached_property
     def fingerprint(self) -> str:
-        """First 16 hexadecimal digits of the SHA-256 of the content: equal for equal corpora in any
-        order.
+        """First 16 hexadecimal digits of the SHA-256 of the content: equal for equal
+        corpora in any order.
         """
         return _digest(self._arrays())
 
     def save(self, path: str | Path) -> None:
-        """Write an ``.npz`` of plain arrays atomically. Raises ``ValueError`` if a word has a line
-        break, or ``OSError``.
+        """Write an ``.npz`` of plain arrays atomically. Raises ``ValueError`` if a word
+        has a line break, or ``OSError``.
         """
         if any("\n" in word for word in self.table.words):
             raise ValueError(f"{path} was not written: a word has a line break")
@@ -187,8 +187,8 @@ class DocumentFrequencies:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what ``save`` wrote. Raises ``ValueError`` for other files and for content of
-        another fingerprint.
+        """Read what ``save`` wrote. Raises ``ValueError`` for other files and for
+        content of another fingerprint.
         """
         where = f"{path} does not hold document frequencies that DocumentFrequencies.save wrote"
         with naming(where, (*UNREADABLE_ARRAY, AttributeError)):
@@ -266,12 +266,12 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_legacy_pickle(path: str | Path) -> DocumentFrequencies:
-    """Read a pickle with the keys ``document_frequency`` (tuple of words -> count) and ``ref_len``,
-    running nothing.
+    """Read a pickle with the keys ``document_frequency`` (tuple of words -> count) and
+    ``ref_len``, running nothing.
 
-    ``ref_len`` is the number of images (ruotianluo/self-critical.pytorch and its family) if it is a
-    whole number, else its logarithm (YehLi/xmodaler). Pickles of Python 2 are read as Latin-1. EOS
-    was counted if the token ``<eos>`` occurs.
+    ``ref_len`` is the number of images (ruotianluo/self-critical.pytorch and its
+    family) if it is a whole number, else its logarithm (YehLi/xmodaler). Pickles of
+    Python 2 are read as Latin-1. EOS was counted if the token ``<eos>`` occurs.
 
     Raises:
         ValueError: the pickle asks for anything but plain data, or its content is something else.

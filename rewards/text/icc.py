@@ -1,8 +1,8 @@
-"""ICC: how visually concrete a caption is, by a text model distilled from two bottlenecks
-(docs/rewards.md).
+"""ICC: how visually concrete a caption is, by a text model distilled from two
+bottlenecks (docs/rewards.md).
 
-Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for
-Multimodal Dataset Curation", Findings of ACL 2024.
+Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption
+Concreteness for Multimodal Dataset Curation", Findings of ACL 2024.
 """
 
 import math
@@ -19,27 +19,27 @@ from rewards.options import Count, check_values
 
 
 class Icc:
-    """ICC: concreteness of a caption by a text model, which sees neither image nor references, in
-    [0, 1].
+    """ICC: concreteness of a caption by a text model, which sees neither image nor
+    references, in [0, 1].
 
-    The score is the single logit of a sequence-classification model, without a sigmoid. It was
-    trained by squared error on values in [0, 1] and may lie outside. An ungrammatical list of nouns
-    scores high (0.89 in the paper), so use it as a guard beside CIDEr-D or CLIPScore and not alone.
-    Captions go to the model's own tokenizer unchanged; captions with more tokens than the model has
-    positions are cut.
+    The score is the single logit of a sequence-classification model, without a sigmoid.
+    It was trained by squared error on values in [0, 1] and may lie outside. An
+    ungrammatical list of nouns scores high (0.89 in the paper), so use it as a guard
+    beside CIDEr-D or CLIPScore and not alone. Captions go to the model's own tokenizer
+    unchanged; captions with more tokens than the model has positions are cut.
 
     Args:
-        model: folder of a model of Transformers with one label, its tokenizer and safetensors
-            weights, or a name on the hub, such as ``moranyanuka/icc``.
+        model: folder of a model of Transformers with one label, its tokenizer and
+            safetensors weights, or a name on the hub, such as ``moranyanuka/icc``.
         clip: clip scores to [0, 1]; False returns the logit, as the released example does.
-        device: such as ``cuda``; None is the process's current CUDA device if there is one, else
-            the CPU.
+        device: such as ``cuda``; None is the process's current CUDA device if there is
+            one, else the CPU.
         precision: ``fp32``, ``fp16`` or ``bf16``, of weights and activations.
         batch_size: captions at once, at least 1; changes scores by rounding only.
 
     Raises:
-        ValueError: an argument is wrong, or the model cannot be found or loaded, has another number
-            of labels than one, or no trained head.
+        ValueError: an argument is wrong, or the model cannot be found or loaded, has
+            another number of labels than one, or no trained head.
     """
 
     __name__ = "icc"

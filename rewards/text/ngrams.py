@@ -1,9 +1,9 @@
 """N-grams: of one caption in a dict, of packed captions and of corpora in NumPy arrays.
 
-In arrays an n-gram is an integer id. The n-grams of a corpus form a trie: the int64 key of an
-n-gram of k >= 2 words is ``id of its first k - 1 words << 32 | id of its last word``. So the key
-bounds neither the length of n-grams nor the number of words, and ascending keys are n-grams in
-lexicographic order of their words.
+In arrays an n-gram is an integer id. The n-grams of a corpus form a trie: the int64 key
+of an n-gram of k >= 2 words is ``id of its first k - 1 words << 32 | id of its last
+word``. So the key bounds neither the length of n-grams nor the number of words, and
+ascending keys are n-grams in lexicographic order of their words.
 """
 
 from array import array
@@ -23,8 +23,8 @@ WORD_BITS = 32
 
 
 def ngram_counts(tokens: Sequence[str], n: int = 4) -> dict[NGram, int]:
-    """Count the n-grams of orders 1 to ``n`` of one caption: all unigrams from left to right, then
-    all bigrams, ...
+    """Count the n-grams of orders 1 to ``n`` of one caption: all unigrams from left to
+    right, then all bigrams, ...
     """
     counts: dict[NGram, int] = {}
     for order in range(1, n + 1):
@@ -34,8 +34,8 @@ def ngram_counts(tokens: Sequence[str], n: int = 4) -> dict[NGram, int]:
 
 
 class Occurrences(NamedTuple):
-    """The P occurrences of the G distinct n-grams of one order in packed captions of T words in
-    all; int64 arrays.
+    """The P occurrences of the G distinct n-grams of one order in packed captions of T
+    words in all; int64 arrays.
     """
 
     positions: Array  # [P] first word of each occurrence, 0 to T - 1, ascending
@@ -49,8 +49,8 @@ class Occurrences(NamedTuple):
 def ngram_occurrences(words: Array, lengths: Array, n: int) -> Iterator[Occurrences]:
     """Yield the n-grams of M packed captions for each order from 1 to ``n``.
 
-    ``words`` [T] are the int64 word ids of all captions, concatenated, ``lengths`` [M] the words of
-    each caption.
+    ``words`` [T] are the int64 word ids of all captions, concatenated, ``lengths`` [M]
+    the words of each caption.
     """
     # Words up to the caption's end, own included.
     left = np.repeat(np.cumsum(lengths), lengths) - np.arange(len(words))
@@ -70,14 +70,14 @@ def ngram_occurrences(words: Array, lengths: Array, n: int) -> Iterator[Occurren
 
 @dataclass(frozen=True, eq=False)
 class NGramTable:
-    """The n-grams of a corpus and their counts: V words with the ids 0 to V - 1, then G longer
-    n-grams.
+    """The n-grams of a corpus and their counts: V words with the ids 0 to V - 1, then G
+    longer n-grams.
 
     Attributes:
         words: V distinct words in ascending order.
         keys: int64 [G], ascending within each order; the n-gram of ``keys[g]`` has the id V + g.
-        counts: int32 or float64 [V + G] by id; -1 for n-grams that are only prefixes of counted
-            ones.
+        counts: int32 or float64 [V + G] by id; -1 for n-grams that are only prefixes of
+            counted ones.
         starts: n + 1 offsets; the n-grams of k words have the ids ``starts[k - 1]`` to
             ``starts[k]`` - 1.
     """
@@ -93,8 +93,8 @@ class NGramTable:
         return len(self.starts) - 1
 
     def rows(self, order: int) -> tuple[Array, Array]:
-        """Word ids [M, order] int32 of the counted n-grams of ``order`` words, ascending, and their
-        counts [M].
+        """Word ids [M, order] int32 of the counted n-grams of ``order`` words,
+        ascending, and their counts [M].
         """
         ids = np.arange(self.starts[order - 1], self.starts[order])
         counts = self.counts[ids]
@@ -116,8 +116,8 @@ class NGramTable:
                 yield tuple([self.words[word] for word in row]), count
 
     def extend_ngrams(self, ids: Array, words: Array) -> Array:
-        """Ids [M] of the n-grams ``ids`` [M], each extended by the word ``words`` [M]; -1 for
-        unknown n-grams.
+        """Ids [M] of the n-grams ``ids`` [M], each extended by the word ``words`` [M];
+        -1 for unknown n-grams.
         """
         if not len(self.keys):
             return np.full(len(ids), -1)
@@ -129,8 +129,8 @@ class NGramTable:
 def table_of_rows(
     words: Sequence[str], rows: Sequence[Array], counts: Sequence[Array]
 ) -> NGramTable:
-    """Build a table of V ascending ``words`` from ``rows``, word ids [M, k] for each order k, and
-    ``counts``, [M] each.
+    """Build a table of V ascending ``words`` from ``rows``, word ids [M, k] for each
+    order k, and ``counts``, [M] each.
 
     Raises:
         ValueError: the rows of an order are not ascending, or a word id is out of range.
@@ -190,11 +190,11 @@ def table_of_counts(counts: Mapping[NGram, float], n: int) -> NGramTable:
 def count_documents(
     documents: Iterable[Sequence[Sequence[str]]], n: int, end: Sequence[str] = ()
 ) -> tuple[NGramTable, int]:
-    """Count in how many documents each n-gram of orders 1 to ``n`` occurs; also return the number
-    of documents.
+    """Count in how many documents each n-gram of orders 1 to ``n`` occurs; also return
+    the number of documents.
 
-    A document is a list of captions, each a list of tokens, to which the tokens ``end`` are
-    appended. Takes about 100 bytes a token.
+    A document is a list of captions, each a list of tokens, to which the tokens ``end``
+    are appended. Takes about 100 bytes a token.
     """
     numbers: defaultdict[str, int] = defaultdict()
     numbers.default_factory = numbers.__len__

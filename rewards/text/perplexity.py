@@ -16,27 +16,28 @@ from rewards.options import Count, check_values
 
 
 class Perplexity:
-    """Fluency: mean log-probability of a caption's tokens under a frozen causal language model, in
-    [``floor``, 0].
+    """Fluency: mean log-probability of a caption's tokens under a frozen causal
+    language model, in [``floor``, 0].
 
-    (1 / L) Σ_t ln p(w_t | BOS, w_1, ..., w_t-1), in nats: minus the logarithm of the caption's
-    perplexity (Jelinek et al. 1977). EOS is the last token of captions that ended (column
-    ``finished``), so that captions that break off score lower. Captions with more tokens than the
-    model has positions are cut; a caption without a token scores ``floor``. The mean favours what
-    is frequent, such as repetitions and stock phrases, so give it a small weight beside a term that
-    uses the image or the references.
+    (1 / L) Σ_t ln p(w_t | BOS, w_1, ..., w_t-1), in nats: minus the logarithm of the
+    caption's perplexity (Jelinek et al. 1977). EOS is the last token of captions that
+    ended (column ``finished``), so that captions that break off score lower. Captions
+    with more tokens than the model has positions are cut; a caption without a token
+    scores ``floor``. The mean favours what is frequent, such as repetitions and stock
+    phrases, so give it a small weight beside a term that uses the image or the
+    references.
 
     Args:
-        model: folder of a causal language model of Transformers with its tokenizer and safetensors
-            weights, or a name on the hub, such as ``gpt2``.
-        floor: smallest score, below 0; lower means are clamped. A uniform guess among GPT-2's
-            50,257 tokens is -10.8.
+        model: folder of a causal language model of Transformers with its tokenizer and
+            safetensors weights, or a name on the hub, such as ``gpt2``.
+        floor: smallest score, below 0; lower means are clamped. A uniform guess among
+            GPT-2's 50,257 tokens is -10.8.
         eos: append EOS as a token to captions that ended.
         device, precision, batch_size: as for ``Icc``.
 
     Raises:
-        ValueError: an argument is wrong, the model cannot be found or loaded, or its tokenizer has
-            neither BOS nor EOS.
+        ValueError: an argument is wrong, the model cannot be found or loaded, or its
+            tokenizer has neither BOS nor EOS.
     """
 
     __name__ = "perplexity"

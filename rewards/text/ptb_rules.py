@@ -1,13 +1,13 @@
-"""Token classes of the Penn Treebank tokenizer that the COCO caption toolkit uses, as regular
-expressions.
+"""Token classes of the Penn Treebank tokenizer that the COCO caption toolkit uses, as
+regular expressions.
 
-They reproduce what the tokenizer (Stanford CoreNLP 3.4.1, ``-lowerCase``) does, as seen from its
-output: word lists and character ranges by trying all words and characters, the rest on real
-captions and on captions with random changes. What captions do not hold (phone numbers with a
-country code, exotic entities and addresses) is left out.
+They reproduce what the tokenizer (Stanford CoreNLP 3.4.1, ``-lowerCase``) does, as seen
+from its output: word lists and character ranges by trying all words and characters, the
+rest on real captions and on captions with random changes. What captions do not hold
+(phone numbers with a country code, exotic entities and addresses) is left out.
 
-``rewards.text.tokenize`` takes the class with the longest match at each position, lookahead
-included, and among equally long ones the first.
+``rewards.text.tokenize`` takes the class with the longest match at each position,
+lookahead included, and among equally long ones the first.
 """
 
 import re
@@ -67,8 +67,8 @@ _SYMBOL_RANGES = """
     212e 213a-213b 2140-2144 214a-214d 214f 2155-215e 2190-24b5 24d0-2bff 3001-3002 3012 30fb ff01-ff0f ff1a-ff20
     ff3b-ff40 ff5b-ff65 ffe0-ffe1 ffe5-ffe6
     """
-"""Characters (hexadecimal) that are a token each. Any other character outside all token classes is
-dropped.
+"""Characters (hexadecimal) that are a token each. Any other character outside all token
+classes is dropped.
 """
 
 _MARK_RANGES = """
@@ -107,8 +107,8 @@ def _any_of(words: Iterable[str]) -> str:
 
 
 def _any_case(words: Iterable[str]) -> str:
-    """The words in any case, but for one letter of ``mfg``, ``mtg``, ``pte`` and the like, which
-    has to be small.
+    """The words in any case, but for one letter of ``mfg``, ``mtg``, ``pte`` and the
+    like, which has to be small.
     """
     return f"(?i:{re.sub('(?<=[|:]m)[ft](?=g)|(?<=[|:p]pt)[ey]', lambda letter: f'(?-i:{letter[0]})', _any_of(words))})"
 
@@ -152,8 +152,8 @@ def _ampersands(text: str) -> str:
 
 @cache
 def token_classes() -> tuple[tuple[re.Pattern[str], Write], ...]:
-    """Return the token classes (how one is found, how it is written) by precedence; the first call
-    takes 50 ms.
+    """Return the token classes (how one is found, how it is written) by precedence; the
+    first call takes 50 ms.
     """
     symbols = _characters(_SYMBOL_RANGES)
     letters = {

@@ -1,8 +1,8 @@
 """ROUGE-L as the COCO caption toolkit computes it.
 
-Source: Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004, section 3.1, with beta
-= 1.2 and, as in the toolkit, the maximum of precision and the maximum of recall over references,
-which may come from two of them.
+Source: Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004, section
+3.1, with beta = 1.2 and, as in the toolkit, the maximum of precision and the maximum of
+recall over references, which may come from two of them.
 """
 
 from collections.abc import Sequence
@@ -14,10 +14,9 @@ from rewards.text.tokenize import TOKENIZER, tokenizer_of
 
 
 def longest_common_subsequence(first: Tokens, second: Tokens) -> int:
-    """Length of the longest common subsequence, by bit-parallelism (Hyyro 2004, "Bit-parallel
-    LCS-length computation
-    revisited"): a bit for each token of ``first``, where a zero bit marks a step of the
-    subsequence.
+    """Length of the longest common subsequence, by bit-parallelism (Hyyro 2004,
+    "Bit-parallel LCS-length computation revisited"): a bit for each token of ``first``,
+    where a zero bit marks a step of the subsequence.
     """
     positions: dict[str, int] = {}
     for index, token in enumerate(first):

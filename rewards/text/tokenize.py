@@ -1,10 +1,11 @@
-"""Caption tokens as the COCO caption toolkit makes them, without Java; and tokens of captions in
-other languages.
+"""Caption tokens as the COCO caption toolkit makes them, without Java; and tokens of
+captions in other languages.
 
-The toolkit (pycocoevalcap) pipes captions through Stanford CoreNLP 3.4.1's ``PTBTokenizer`` and
-removes a fixed list of punctuation tokens. It lower-cases, splits clitics (``dog 's``, ``do n't``),
-keeps hyphenated words and abbreviations (``st.``) undivided, and writes brackets as ``-lrb-`` and
-``-rrb-``, which the toolkit does not remove.
+The toolkit (pycocoevalcap) pipes captions through Stanford CoreNLP 3.4.1's
+``PTBTokenizer`` and removes a fixed list of punctuation tokens. It lower-cases, splits
+clitics (``dog 's``, ``do n't``), keeps hyphenated words and abbreviations (``st.``)
+undivided, and writes brackets as ``-lrb-`` and ``-rrb-``, which the toolkit does not
+remove.
 """
 
 import re
@@ -27,8 +28,8 @@ TOKENIZER = "ptb"
 PUNCTUATION = frozenset(
     ["''", "'", "``", "`", "-LRB-", "-RRB-", "-LCB-", "-RCB-", *".?!,:;-", "--", "..."]
 )
-"""Tokens that the toolkit removes. It looks for upper-case bracket names among lower-cased tokens:
-brackets stay.
+"""Tokens that the toolkit removes. It looks for upper-case bracket names among
+lower-cased tokens: brackets stay.
 """
 
 _MAY_KEEP_STOP = ABBREVIATIONS.union(NUMBERED_ABBREVIATIONS)
@@ -42,8 +43,8 @@ _TESTED_CHARACTERS = re.compile(
 )
 MOST_PLAIN_WORDS = 100_000
 _plain_words: set[str] = set()
-"""Words seen so far that are a token wherever they occur between spaces, as most words of a
-policy's captions are.
+"""Words seen so far that are a token wherever they occur between spaces, as most words
+of a policy's captions are.
 """
 _LAST_WORD = re.compile(r"[A-Za-z]\.\s*\Z")
 _SPACES = re.compile("[ \t][ \t\xa0\u2000-\u200a\u3000]*|\n")
@@ -54,12 +55,13 @@ _LINE_BREAK = re.compile("[\n\r\x0b\x0c\u2028\u2029]")
 def tokenize(text: str) -> list[str]:
     """Split a caption into lower-case tokens without punctuation; line breaks count as spaces.
 
-    Equal to ``PTBTokenizer().tokenize`` of pycocoevalcap 1.2 followed by ``str.split``, for the
-    captions that were compared (``is_tested``), unless they end in a single letter or a word such
-    as ``no`` with a full stop (``tokenize_lines``). A token of the toolkit may contain a no-break
-    space, as in ``10 1/2``: its BLEU and CIDEr split there, as this function does; its ROUGE-L and
-    METEOR do not. Tokenising the tokens again gives the same tokens, except for a few that depend
-    on capitals or neighbours (``M&Ms``, ``Miss.``, ``y'all``) and runs of curly quotes.
+    Equal to ``PTBTokenizer().tokenize`` of pycocoevalcap 1.2 followed by ``str.split``,
+    for the captions that were compared (``is_tested``), unless they end in a single
+    letter or a word such as ``no`` with a full stop (``tokenize_lines``). A token of
+    the toolkit may contain a no-break space, as in ``10 1/2``: its BLEU and CIDEr split
+    there, as this function does; its ROUGE-L and METEOR do not. Tokenising the tokens
+    again gives the same tokens, except for a few that depend on capitals or neighbours
+    (``M&Ms``, ``Miss.``, ``y'all``) and runs of curly quotes.
     """
     words = text.split()
     if _plain_words.issuperset(words) and " ".join(words) == text:
@@ -71,8 +73,8 @@ def tokenize(text: str) -> list[str]:
 
 
 def _easy_tokens(text: str) -> list[str] | None:
-    """Tokens of a caption of plain words, with at most a full stop at its end; None for any other
-    caption.
+    """Tokens of a caption of plain words, with at most a full stop at its end; None for
+    any other caption.
     """
     easy = _EASY_CAPTION.fullmatch(text)
     if easy is None:
@@ -91,11 +93,12 @@ def _easy_tokens(text: str) -> list[str] | None:
 
 
 def is_tested(text: str) -> bool:
-    """Whether ``text`` belongs to the captions on which ``tokenize_lines`` was compared with the
-    toolkit's tokenizer.
+    """Whether ``text`` belongs to the captions on which ``tokenize_lines`` was compared
+    with the toolkit's tokenizer.
 
-    These consist of Latin letters, digits, ASCII signs, typographic quotes, dashes and symbols, and
-    emoji (see docs/evaluation.md). Most other captions are tokenised equally, too.
+    These consist of Latin letters, digits, ASCII signs, typographic quotes, dashes and
+    symbols, and emoji (see docs/evaluation.md). Most other captions are tokenised
+    equally, too.
     """
     return _TESTED_CHARACTERS.fullmatch(text) is not None
 
@@ -103,12 +106,13 @@ def is_tested(text: str) -> bool:
 def tokenize_lines(captions: Sequence[str]) -> list[str]:
     """Tokenise captions as the toolkit does, which writes them to one file, a line each.
 
-    Returns the tokens of each caption joined by spaces; a token may contain a no-break space (see
-    ``tokenize``). In a file the tokenizer looks beyond the end of a line. A caption that ends in a
-    single letter (``... that reads K.``) keeps its full stop unless the next caption begins with a
-    word such as ``A`` or ``The``. One that ends in ``no.``, ``fig.`` and the like keeps it if the
-    next caption begins with a digit. ``tokenize``, which sees a single caption, keeps the full stop
-    in the first case and drops it in the second.
+    Returns the tokens of each caption joined by spaces; a token may contain a no-break
+    space (see ``tokenize``). In a file the tokenizer looks beyond the end of a line. A
+    caption that ends in a single letter (``... that reads K.``) keeps its full stop
+    unless the next caption begins with a word such as ``A`` or ``The``. One that ends
+    in ``no.``, ``fig.`` and the like keeps it if the next caption begins with a digit.
+    ``tokenize``, which sees a single caption, keeps the full stop in the first case and
+    drops it in the second.
     """
     tokens = []
     following = ""
@@ -205,13 +209,13 @@ _CJK_CHARACTERS = _Characters(
 
 
 def unicode_words(text: str) -> list[str]:
-    """Split a caption of a language that is written with spaces into lower-case words: runs of
-    letters, marks, digits.
+    """Split a caption of a language that is written with spaces into lower-case words:
+    runs of letters, marks, digits.
 
-    The text is normalised by NFKC first, so that full-width letters, ligatures and decomposed
-    accents compare equal. Combining marks (Hindi vowel signs, Arabic short vowels) belong to words.
-    Symbols and punctuation, including apostrophes and hyphens, end a word and are removed. There is
-    no stemming and no language-specific rule.
+    The text is normalised by NFKC first, so that full-width letters, ligatures and
+    decomposed accents compare equal. Combining marks (Hindi vowel signs, Arabic short
+    vowels) belong to words. Symbols and punctuation, including apostrophes and hyphens,
+    end a word and are removed. There is no stemming and no language-specific rule.
     """
     return (
         unicodedata.normalize("NFKC", text).lower().translate(_WORD_CHARACTERS).split()
@@ -219,11 +223,11 @@ def unicode_words(text: str) -> list[str]:
 
 
 def cjk_characters(text: str) -> list[str]:
-    """As ``unicode_words``, but every Chinese character, kana and bopomofo letter is a token of its
-    own.
+    """As ``unicode_words``, but every Chinese character, kana and bopomofo letter is a
+    token of its own.
 
-    Runs of other letters and digits are words: ``2只cat`` becomes ``2``, ``只``, ``cat``. So are
-    Korean words, which are written with spaces.
+    Runs of other letters and digits are words: ``2只cat`` becomes ``2``, ``只``, ``cat``.
+    So are Korean words, which are written with spaces.
     """
     return (
         unicodedata.normalize("NFKC", text).lower().translate(_CJK_CHARACTERS).split()
@@ -231,8 +235,8 @@ def cjk_characters(text: str) -> list[str]:
 
 
 def join_cjk(tokens: Iterable[str]) -> str:
-    """Join tokens of ``cjk_characters`` to a text, with spaces between words but not next to
-    Chinese or Japanese.
+    """Join tokens of ``cjk_characters`` to a text, with spaces between words but not
+    next to Chinese or Japanese.
     """
     text = ""
     for token in tokens:
@@ -252,8 +256,8 @@ TOKENIZERS: dict[str, Callable[[str], list[str]]] = {
     "char": cjk_characters,
     "none": str.split,
 }
-"""Tokenizers by the name in signatures and document frequencies; ``none`` is for text that is
-tokenised already.
+"""Tokenizers by the name in signatures and document frequencies; ``none`` is for text
+that is tokenised already.
 """
 
 
@@ -265,8 +269,8 @@ def tokenizer_of(name: str) -> Callable[[str], list[str]]:
 
 
 def untested_texts(reward: Any, texts: Iterable[str]) -> str:
-    """Part of a signature that says how many texts may be tokenised otherwise than by the toolkit
-    (``is_tested``).
+    """Part of a signature that says how many texts may be tokenised otherwise than by
+    the toolkit (``is_tested``).
 
     Empty if there is no such text, or if no term of ``reward`` uses the tokenizer ``ptb``.
     """

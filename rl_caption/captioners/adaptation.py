@@ -21,11 +21,11 @@ from rl_caption.captioners.base import CaptionerError
 
 
 def freeze(model: nn.Module, patterns: Sequence[str], required: bool = True) -> None:
-    """Freeze the parameters whose names match one of ``patterns`` (wildcards of file names: ``*``,
-    ``?``, ``[abc]``).
+    """Freeze the parameters whose names match one of ``patterns`` (wildcards of file
+    names: ``*``, ``?``, ``[abc]``).
 
-    With ``required``, raises ``CaptionerError`` if a pattern matches nothing; nothing is frozen
-    then.
+    With ``required``, raises ``CaptionerError`` if a pattern matches nothing; nothing
+    is frozen then.
     """
     # Tied weights have several names, and each freezes the one tensor.
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
@@ -47,9 +47,10 @@ def add_lora(
 ) -> Any:
     """Add low-rank adapters (Hu et al. 2022) in place, and freeze all other parameters.
 
-    ``lora`` has rank ``r``, ``alpha`` and ``dropout`` (``captioners.config.LoraConfig``). Adapters are float32, whatever the type of the weights; their output is scaled by alpha / r.
-    ``targets`` are ends of module names, or one regular expression for whole names. Returns the
-    ``peft`` configuration.
+    ``lora`` has rank ``r``, ``alpha`` and ``dropout``
+    (``captioners.config.LoraConfig``). Adapters are float32, whatever the type of the
+    weights; their output is scaled by alpha / r. ``targets`` are ends of module names,
+    or one regular expression for whole names. Returns the ``peft`` configuration.
 
     Raises:
         CaptionerError: ``targets`` match no module.
@@ -79,8 +80,8 @@ def add_lora(
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """State dict of the model with every adapter merged into its weight, in float32.
 
-    A weight that was tied to an adapted one stays as it was trained, as a tensor of its own
-    (``unties``).
+    A weight that was tied to an adapted one stays as it was trained, as a tensor of its
+    own (``unties``).
     """
     merged = {
         name.replace(".base_layer.", "."): value
@@ -98,8 +99,8 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def unties(model: nn.Module) -> bool:
-    """Whether an adapter changes one of several tied weights: an input table, say, but not the
-    output layer.
+    """Whether an adapter changes one of several tied weights: an input table, say, but
+    not the output layer.
     """
     counts = Counter(value.data_ptr() for value in model.state_dict().values())
     weights = (adapter.get_base_layer().weight for adapter in _adapted(model).values())
@@ -125,8 +126,8 @@ def save_adapters(model: nn.Module, config: Any, base: str, folder: Path) -> Non
     """Write the adapters alone, in the format of ``peft``, for
     ``PeftModel.from_pretrained(base_model, folder)``.
 
-    ``config`` is what ``add_lora`` returned, ``base`` the name of the model that the adapters were
-    added to.
+    ``config`` is what ``add_lora`` returned, ``base`` the name of the model that the
+    adapters were added to.
     """
     weights = {
         f"base_model.model.{name.replace('.default.', '.')}": value.detach()
@@ -145,9 +146,9 @@ def save_adapters(model: nn.Module, config: Any, base: str, folder: Path) -> Non
 def checkpoint_layers(model: nn.Module) -> None:
     """Gradient checkpointing of Transformer layers, in eval mode too.
 
-    Transformers' own is active in training mode only, but self-critical training scores with
-    dropout off. Names of modules and weights stay as they are; a wrapper module around each layer
-    would change them.
+    Transformers' own is active in training mode only, but self-critical training scores
+    with dropout off. Names of modules and weights stay as they are; a wrapper module
+    around each layer would change them.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 

@@ -47,45 +47,47 @@ Inputs: TypeAlias = dict[str, Any]
 
 
 class Captioner(Protocol):
-    """What the programs need from a captioning model. B images, K captions each, L tokens,
-    vocabulary size V.
+    """What the programs need from a captioning model. B images, K captions each, L
+    tokens, vocabulary size V.
 
-    A captioner inherits from this class, sets the attributes that have no value here and implements
-    the abstract methods. The other methods have defaults that are slower and give the same numbers.
-    A complete example is ``tests/core/extensions/test_captioner.py``.
+    A captioner inherits from this class, sets the attributes that have no value here
+    and implements the abstract methods. The other methods have defaults that are slower
+    and give the same numbers. A complete example is
+    ``tests/core/extensions/test_captioner.py``.
 
-    An argument ``model`` may be the policy wrapped for distributed training; ``policy`` is always
-    the module itself.
+    An argument ``model`` may be the policy wrapped for distributed training; ``policy``
+    is always the module itself.
     """
 
     policy: nn.Module
     eos_token_id: int
     pad_token_id: int
     forbidden: tuple[int, ...] = ()
-    """Ids of tokens that are never generated (padding, BOS, UNK); in references they are left out
-    of the loss.
+    """Ids of tokens that are never generated (padding, BOS, UNK); in references they
+    are left out of the loss.
     """
     max_tokens: int | None = None
-    """Length of the longest caption that the model has positions for, in tokens with EOS; None
-    without a limit.
+    """Length of the longest caption that the model has positions for, in tokens with
+    EOS; None without a limit.
     """
     input_kind: str = "pixels"
-    """``pixels``; or ``regions``, if ``preprocess`` reads the rows' ``features`` instead of their
-    images.
+    """``pixels``; or ``regions``, if ``preprocess`` reads the rows' ``features``
+    instead of their images.
     """
     row_prompts: bool = False
     """Whether rows may have prompts of their own."""
     augmentable: bool = True
-    """Whether ``pixel_values`` of ``preprocess`` are images, which ``data.augment`` may mirror, cut
-    or turn.
+    """Whether ``pixel_values`` of ``preprocess`` are images, which ``data.augment`` may
+    mirror, cut or turn.
     """
 
     @classmethod
     def from_scratch(cls, references: Sequence[list[str]], **options: Any) -> Captioner:
         """A captioner with random weights.
 
-        ``references`` are those of every training image; ``options`` are ``model.kwargs``, checked
-        against the annotations of this method. By default it raises ``CaptionerError``.
+        ``references`` are those of every training image; ``options`` are
+        ``model.kwargs``, checked against the annotations of this method. By default it
+        raises ``CaptionerError``.
         """
         raise CaptionerError(
             f"{cls.__name__} has no from_scratch: set model.init to one that is saved"
@@ -98,25 +100,25 @@ class Captioner(Protocol):
 
     @abstractmethod
     def save_pretrained(self, policy: nn.Module, path: Path) -> None:
-        """Write ``model.safetensors``, ``config.json``, vocabulary and preprocessing; make the
-        folder if need be.
+        """Write ``model.safetensors``, ``config.json``, vocabulary and preprocessing;
+        make the folder if need be.
 
-        ``model_type`` in ``config.json`` says what loads it; for a class outside this package it is
-        ``package.module:Class``.
+        ``model_type`` in ``config.json`` says what loads it; for a class outside this
+        package it is ``package.module:Class``.
         """
 
     @abstractmethod
     def preprocess(self, rows: Sequence[Row]) -> Inputs:
-        """Model inputs of B rows, on the CPU (called in loader workers). Raises ``DataError`` for
-        an unusable row.
+        """Model inputs of B rows, on the CPU (called in loader workers). Raises
+        ``DataError`` for an unusable row.
         """
 
     @abstractmethod
     def encode(
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None
     ) -> list[list[int]]:
-        """Token ids of reference captions, with EOS. A longer one is cut to ``max_tokens`` and then
-        lacks EOS.
+        """Token ids of reference captions, with EOS. A longer one is cut to
+        ``max_tokens`` and then lacks EOS.
 
         The captions continue the prompt of ``row``, if it has one of its own.
         """
@@ -133,12 +135,11 @@ class Captioner(Protocol):
         token_ids: Tensor,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Teacher forcing: float32 logits [B, K, L, V], from which each token of ``token_ids`` [B,
-        K, L] is drawn.
+        """Teacher forcing: float32 logits [B, K, L, V], from which each token of
+        ``token_ids`` [B, K, L] is drawn.
 
-        With ``mask`` [B, K, L] only the logits [P, V] of the P positions where it is True, in
-        order. Tokens in ``forbidden`` get
-        ``FORBIDDEN_LOGIT`` (``forbid``).
+        With ``mask`` [B, K, L] only the logits [P, V] of the P positions where it is
+        True, in order. Tokens in ``forbidden`` get ``FORBIDDEN_LOGIT`` (``forbid``).
         """
 
     def max_tokens_of(self, row: Row) -> int | None:
@@ -155,13 +156,13 @@ class Captioner(Protocol):
         return self.max_tokens
 
     def image_states(self, policy: nn.Module, inputs: Inputs) -> Inputs:
-        """The image encoder's outputs, in the form that ``generate`` and ``token_logits`` take in
-        place of ``inputs``.
+        """The image encoder's outputs, in the form that ``generate`` and
+        ``token_logits`` take in place of ``inputs``.
 
-        With them a step encodes each image once. They hold until the weights change. Where
-        gradients are disabled and
-        weights of the encoder are trained, this returns ``inputs``: states without gradient would
-        be of no use to the loss. By default it always returns ``inputs``.
+        With them a step encodes each image once. They hold until the weights change.
+        Where gradients are disabled and weights of the encoder are trained, this
+        returns ``inputs``: states without gradient would be of no use to the loss. By
+        default it always returns ``inputs``.
         """
         return inputs
 
@@ -172,12 +173,13 @@ class Captioner(Protocol):
         decoding: Decoding,
         noise: Tensor | None = None,
     ) -> Tensor:
-        """Token ids [B, ``captions_per_image``, <= L] of new captions, padded after EOS; without
-        gradient.
+        """Token ids [B, ``captions_per_image``, <= L] of new captions, padded after
+        EOS; without gradient.
 
-        Samples come first, the greedy caption last. ``noise`` [B, K, L] holds uniform numbers in
-        [0, 1): token t of sample k is drawn by inverting the cumulative distribution at noise[b, k,
-        t], so the samples of an image do not depend on what else is in the batch.
+        Samples come first, the greedy caption last. ``noise`` [B, K, L] holds uniform
+        numbers in [0, 1): token t of sample k is drawn by inverting the cumulative
+        distribution at noise[b, k, t], so the samples of an image do not depend on what
+        else is in the batch.
         """
         return self.generate_with_scores(policy, inputs, decoding, noise).token_ids
 
@@ -188,8 +190,8 @@ class Captioner(Protocol):
         decoding: Decoding,
         noise: Tensor | None = None,
     ) -> Generated:
-        """``generate``, with the scores of beam search; by default with ``next_logits``, up to
-        ``max_tokens``.
+        """``generate``, with the scores of beam search; by default with
+        ``next_logits``, up to ``max_tokens``.
         """
         limit = min(decoding.max_new_tokens, self.max_tokens or sys.maxsize)
         decoding = decoding.replace(max_new_tokens=limit)
@@ -204,17 +206,17 @@ class Captioner(Protocol):
     def next_logits(
         self, policy: nn.Module, inputs: Inputs, max_new_tokens: int
     ) -> NextLogits:
-        """A function of prefixes to the logits of their next tokens, for decoding captions of B
-        images.
+        """A function of prefixes to the logits of their next tokens, for decoding
+        captions of B images.
 
-        It may keep a KV cache for ``max_new_tokens`` tokens. By default it calls ``token_logits``
-        on whole prefixes.
+        It may keep a KV cache for ``max_new_tokens`` tokens. By default it calls
+        ``token_logits`` on whole prefixes.
         """
         return logits_without_cache(self, policy, inputs)
 
     def vocabulary(self) -> dict[str, int]:
-        """Token -> id, for comparing a run with its checkpoint; by default that of ``tokenizer``,
-        if there is one.
+        """Token -> id, for comparing a run with its checkpoint; by default that of
+        ``tokenizer``, if there is one.
         """
         tokenizer = getattr(self, "tokenizer", None)
         return tokenizer.get_vocab() if tokenizer else {}

@@ -34,8 +34,8 @@ class LoraConfig(Section):
     dropout: Probability = 0.0
     """Dropout on the adapters' input."""
     target_modules: list[str] | None = None
-    """Suffixes of the names of modules to adapt; null adapts the query and value projections of the
-    text model.
+    """Suffixes of the names of modules to adapt; null adapts the query and value
+    projections of the text model.
     """
     export_adapters: bool = False
     """Also write the adapters alone to ``export/best/adapters``, in the format of ``peft``."""
@@ -45,15 +45,15 @@ class ModelConfig(Section):
     """What every captioner has: its kind, and where it starts from."""
 
     name: Literal["transformer", "huggingface"] = "transformer"
-    """``transformer``, this package's encoder-decoder, trained from scratch; or ``huggingface``, a
-    pretrained model of Transformers (docs/captioners.md). A folder given as ``init`` is recognised
-    without it.
+    """``transformer``, this package's encoder-decoder, trained from scratch; or
+    ``huggingface``, a pretrained model of Transformers (docs/captioners.md). A folder
+    given as ``init`` is recognised without it.
     """
     target: str | None = None
     """``package.module:Class`` of a captioner outside this package; null uses ``name``."""
     init: str | None = None
-    """Folder of a saved captioner to start from, or the name of a model on the hub (``huggingface``
-    only); null starts from random weights (cross-entropy only).
+    """Folder of a saved captioner to start from, or the name of a model on the hub
+    (``huggingface`` only); null starts from random weights (cross-entropy only).
     """
 
     @classmethod
@@ -76,21 +76,22 @@ class SavedModelConfig(ModelConfig):
     """A saved or pretrained captioner; all options but those above are for models of Transformers."""
 
     prompt: str | list[dict] | None = None
-    """Text that every caption continues, such as ``a photography of``; it is neither scored nor
-    trained. A vision-language model answers it; it may be messages (a list of ``role`` and
-    ``content``). Null uses the prompt saved in the folder, if any.
+    """Text that every caption continues, such as ``a photography of``; it is neither
+    scored nor trained. A vision-language model answers it; it may be messages (a list
+    of ``role`` and ``content``). Null uses the prompt saved in the folder, if any.
     """
     processor_kwargs: dict = {}
-    """Options of a vision-language model's processor, such as ``{size: {shortest_edge: 3136,
-    longest_edge: 200704}}`` of Qwen2.5-VL: at most 256 tokens an image.
+    """Options of a vision-language model's processor, such as ``{size: {shortest_edge:
+    3136, longest_edge: 200704}}`` of Qwen2.5-VL: at most 256 tokens an image.
     """
     freeze: list[str] | None = None
-    """Patterns of the names of parameters to freeze (``vision_model.*``); null freezes the vision
-    tower of BLIP-2, InstructBLIP and vision-language models, and nothing in other models.
+    """Patterns of the names of parameters to freeze (``vision_model.*``); null freezes
+    the vision tower of BLIP-2, InstructBLIP and vision-language models, and nothing in
+    other models.
     """
     lora: LoraConfig | None = None
-    """Train LoRA adapters instead of the weights, also in frozen parts; exports have them merged
-    into the weights.
+    """Train LoRA adapters instead of the weights, also in frozen parts; exports have
+    them merged into the weights.
     """
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, to save memory."""
@@ -120,9 +121,9 @@ AnyModel: TypeAlias = Annotated[SerializeAsAny[ModelConfig], BeforeValidator(_ch
 class Decoding(Section):
     """How captions are decoded. Nothing is inherited from a model's own generation settings.
 
-    Options that Transformers' ``generate`` also has mean the same here; docs/evaluation.md gives
-    the sources. Temperature is applied first, then top-k and top-p, each to what the one before
-    left.
+    Options that Transformers' ``generate`` also has mean the same here;
+    docs/evaluation.md gives the sources. Temperature is applied first, then top-k and
+    top-p, each to what the one before left.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -130,8 +131,8 @@ class Decoding(Section):
     num_samples: Annotated[int, Field(ge=0, le=4096)] = 0
     """Captions sampled per image (K), instead of greedy or beam search; 0 does not sample."""
     with_greedy: bool = False
-    """Also the greedy caption of each image, after its samples. Without samples there is always
-    one.
+    """Also the greedy caption of each image, after its samples. Without samples there
+    is always one.
     """
     temperature: Temperature = 1.0
     """Of sampling."""
@@ -140,36 +141,38 @@ class Decoding(Section):
     num_beams: PositiveInt = 1
     """Width of beam search; 1 is greedy."""
     length_penalty: LengthPenalty = 1.0
-    """Of beam search: log-probabilities are divided by length**length_penalty. 1 compares means, as
-    Transformers does; 0 compares sums, as self-critical.pytorch does (docs/coco.md).
+    """Of beam search: log-probabilities are divided by length**length_penalty. 1
+    compares means, as Transformers does; 0 compares sums, as self-critical.pytorch does
+    (docs/coco.md).
     """
     num_return_sequences: PositiveInt = 1
     """Of beam search: number of captions per image, the best, for ``rerank`` or ``candidates``."""
     num_beam_groups: PositiveInt = 1
     """Of beam search: more than 1 is diverse beam search; must divide ``num_beams``."""
     diversity_penalty: NonNegativeFloat = 0.0
-    """Of diverse beam search: subtracted from a token's log-probability for each beam of an earlier
-    group that chose the token.
+    """Of diverse beam search: subtracted from a token's log-probability for each beam
+    of an earlier group that chose the token.
     """
     top_k: Annotated[int, Field(ge=0, le=10**7)] = 0
     """Sample from the k most likely tokens; 0 samples from all."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the most likely tokens whose probabilities sum to this (nucleus); 1 samples from
-    all.
+    """Sample from the most likely tokens whose probabilities sum to this (nucleus); 1
+    samples from all.
     """
     no_repeat_ngram_size: Annotated[int, Field(ge=0, le=16384)] = 0
     """An n-gram of this size occurs at most once in a caption; 0 allows repetition."""
     block_trigrams: NonNegativeFloat = 0.0
-    """For each earlier occurrence of a trigram, the log-probability of a token that would repeat it
-    is reduced by 0.693 times this; 2 is ``block_trigrams`` of self-critical.pytorch.
+    """For each earlier occurrence of a trigram, the log-probability of a token that
+    would repeat it is reduced by 0.693 times this; 2 is ``block_trigrams`` of
+    self-critical.pytorch.
     """
     remove_bad_endings: bool = False
-    """No caption ends with an article, a preposition, a conjunction or an auxiliary, unless the
-    length limit cuts it off there.
+    """No caption ends with an article, a preposition, a conjunction or an auxiliary,
+    unless the length limit cuts it off there.
     """
     batch_size: PositiveInt = 64
-    """Images per forward pass, of programs that caption the images of a split or of files; all of
-    them where there are fewer.
+    """Images per forward pass, of programs that caption the images of a split or of
+    files; all of them where there are fewer.
     """
 
     @model_validator(mode="after")
@@ -194,16 +197,16 @@ class Decoding(Section):
 
     @property
     def captions_per_image(self) -> int:
-        """Number of captions of each image: K samples and the greedy caption, or what beam search
-        returns.
+        """Number of captions of each image: K samples and the greedy caption, or what
+        beam search returns.
         """
         if self.num_beams > 1:
             return self.num_return_sequences
         return self.num_samples + int(self.with_greedy or not self.num_samples)
 
     def describe(self) -> str:
-        """How captions are chosen and every option that is set, such as ``beam search, num_beams 5,
-        length_penalty 0.0, max_new_tokens 20``.
+        """How captions are chosen and every option that is set, such as ``beam search,
+        num_beams 5, length_penalty 0.0, max_new_tokens 20``.
         """
         chosen = self.model_dump(exclude_defaults=True, exclude={"batch_size"})
         chosen["max_new_tokens"] = self.max_new_tokens

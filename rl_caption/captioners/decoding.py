@@ -1,8 +1,8 @@
 """Decoding for any captioner: sampling along a prefix tree, and (diverse) beam search.
 
-Captions of an image that begin with the same tokens are one row of the batch until they differ, and
-captions that have ended leave it. Every token is drawn with its own random number, so this changes
-no caption.
+Captions of an image that begin with the same tokens are one row of the batch until they
+differ, and captions that have ended leave it. Every token is drawn with its own random
+number, so this changes no caption.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from rl_caption.captioners.base import Captioner, Inputs
 
 COMPACT_AT = 1 / 8
-"""Ended captions leave the batch at once where captions part, because the cache is copied anyway;
-elsewhere when they are this fraction of the rows.
+"""Ended captions leave the batch at once where captions part, because the cache is
+copied anyway; elsewhere when they are this fraction of the rows.
 """
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """M different prefixes of captions, one level of the prefix tree; those of an image are
-    adjacent.
+    """M different prefixes of captions, one level of the prefix tree; those of an image
+    are adjacent.
 
     Attributes:
         tokens: [M] the newest token of each.
-        parent: [M] index of the prefix of the previous call that each extends; None stands for 0,
-            1, ..., M - 1.
+        parent: [M] index of the prefix of the previous call that each extends; None
+            stands for 0, 1, ..., M - 1.
         image: [M] index of the image of each, ascending.
     """
 
@@ -51,20 +51,21 @@ class Prefixes:
 
 
 NextLogits = Callable[[Prefixes | None], Tensor]
-"""Returns the logits [M, V] of the tokens that follow M prefixes. None stands for the empty prefix
-of every image and gives [B, V].
+"""Returns the logits [M, V] of the tokens that follow M prefixes. None stands for the
+empty prefix of every image and gives [B, V].
 """
 
 
 def constrain(
     captioner: Captioner, decoding: Decoding, tokens: Tensor, logits: Tensor
 ) -> Tensor:
-    """Logits or log-probabilities [N, V] after the tokens [N, t] of captions so far (without BOS
-    and prompt), changed as ``decoding`` says.
+    """Logits or log-probabilities [N, V] after the tokens [N, t] of captions so far
+    (without BOS and prompt), changed as ``decoding`` says.
 
-    ``no_repeat_ngram_size``: tokens that would repeat an n-gram get -inf. ``block_trigrams``:
-    tokens that would repeat a trigram lose 0.693 times this for each earlier occurrence of it; in
-    self-critical.pytorch, where it is 2, 0.693 stands for ln 2. ``remove_bad_endings``: EOS gets
+    ``no_repeat_ngram_size``: tokens that would repeat an n-gram get -inf.
+    ``block_trigrams``: tokens that would repeat a trigram lose 0.693 times this for
+    each earlier occurrence of it; in self-critical.pytorch, where it is 2, 0.693 stands
+    for ln 2. ``remove_bad_endings``: EOS gets
     -inf where the caption ends in one of ``BAD_ENDINGS`` or has no word, but not as the first
     token, as in self-critical.pytorch; words are compared, whatever tokens they are made of.
     """
@@ -92,8 +93,9 @@ def constrain(
 def draw_tokens(
     logits: Tensor, noise: Tensor, decoding: Decoding, best: Tensor
 ) -> Tensor:
-    """Draw K tokens [N, K] from each of the distributions of ``logits`` [N, V] by ``noise`` [N, K];
-    ``best`` [N, 1] is the arg max. Top-k and top-p truncate them in the order of Transformers.
+    """Draw K tokens [N, K] from each of the distributions of ``logits`` [N, V] by
+    ``noise`` [N, K]; ``best`` [N, 1] is the arg max. Top-k and top-p truncate them in
+    the order of Transformers.
     """
     from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
@@ -114,15 +116,15 @@ def decode_tree(
     noise: Tensor | None,
     share_prefixes: bool = True,
 ) -> Tensor:
-    """Captions [B, R, T <= L] by sampling and arg max, padded after EOS: K samples of each image,
-    then the greedy caption.
+    """Captions [B, R, T <= L] by sampling and arg max, padded after EOS: K samples of
+    each image, then the greedy caption.
 
     Args:
         captioner: gives the special tokens and, for ``remove_bad_endings``, the words of tokens.
         next_logits: the model, which may keep a cache of the prefixes of the previous call.
         noise: [B, K, L] uniform numbers in [0, 1), one for each sampled token.
-        share_prefixes: compute equal prefixes of an image once; off where dropout should differ
-            between them.
+        share_prefixes: compute equal prefixes of an image once; off where dropout
+            should differ between them.
     """
     per_image = decoding.captions_per_image
     limit = decoding.max_new_tokens
@@ -173,20 +175,21 @@ def decode_tree(
 def beam_search(
     captioner: Captioner, next_logits: NextLogits, decoding: Decoding
 ) -> Generated:
-    """The R best captions of each of B images by beam search in G groups of W beams, with their
-    scores.
+    """The R best captions of each of B images by beam search in G groups of W beams,
+    with their scores.
 
-    A finished caption is scored by its log-probability / length**``length_penalty`` (length in
-    tokens, EOS included). A group is done when its best W finished captions score at least as
-    high as the best of its open beams does at its present length (Transformers'
-    ``early_stopping=False``). Captions that reach the length limit count as finished. An image
-    whose groups are done leaves the batch.
+    A finished caption is scored by its log-probability / length**``length_penalty``
+    (length in tokens, EOS included). A group is done when its best W finished captions
+    score at least as high as the best of its open beams does at its present length
+    (Transformers' ``early_stopping=False``). Captions that reach the length limit count
+    as finished. An image whose groups are done leaves the batch.
 
-    Groups make it diverse beam search with Hamming diversity (Vijayakumar et al., "Diverse Beam
-    Search for Improved Description of Complex Scenes", AAAI 2018): a token loses
-    ``diversity_penalty`` of log-probability for each beam of an earlier group that continues with
-    it at the same step. As in Transformers, the penalties stay in the scores. Tokens that
-    constraints exclude have probability 0; the others are not renormalised.
+    Groups make it diverse beam search with Hamming diversity (Vijayakumar et al.,
+    "Diverse Beam Search for Improved Description of Complex Scenes", AAAI 2018): a
+    token loses ``diversity_penalty`` of log-probability for each beam of an earlier
+    group that continues with it at the same step. As in Transformers, the penalties
+    stay in the scores. Tokens that constraints exclude have probability 0; the others
+    are not renormalised.
     """
     width = decoding.num_beams
     groups = decoding.num_beam_groups
@@ -250,8 +253,9 @@ def beam_search(
 def _extend_beams(
     scores: Tensor, logprobs: Tensor, going: Tensor, diversity_penalty: float, eos: int
 ) -> tuple[Tensor, ...]:
-    """Extend the beams with ``scores`` [A, G, W] by one token, from ``logprobs`` [A, G, W, V]; the
-    tokens of groups that are ``going`` [A, G] are a penalty for later groups.
+    """Extend the beams with ``scores`` [A, G, W] by one token, from ``logprobs`` [A, G,
+    W, V]; the tokens of groups that are ``going`` [A, G] are a penalty for later
+    groups.
 
     Returns five tensors [A, G, W], best first: scores and beams of those that end now (a score of
     -inf stands for none), and scores, beams and tokens of those that stay open.
@@ -279,8 +283,8 @@ def _extend_beams(
 
 
 def _best(scores: Tensor, captions: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` best of captions [..., N, L] with ``scores`` [..., N], best first; of equal ones
-    the first.
+    """The ``count`` best of captions [..., N, L] with ``scores`` [..., N], best first;
+    of equal ones the first.
     """
     scores, order = scores.sort(dim=-1, descending=True, stable=True)
     order = order[..., :count].unsqueeze(-1)

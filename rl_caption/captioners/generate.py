@@ -19,9 +19,9 @@ from rl_caption.captioners.tokens import forbid
 def generate(model: Any, row: Inputs, options: Mapping[str, Any], **how: Any) -> Any:
     """Output of ``generate`` for some captions of one image; ``how`` leaves one token at each step.
 
-    ``options`` are number and length of the captions, and special tokens. Nothing is taken from the model's generation settings, and no random number from torch's
-    generators.
-    """  # fmt: skip
+    ``options`` are number and length of the captions, and special tokens. Nothing is
+    taken from the model's generation settings, and no random number from torch's
+    generators. """  # fmt: skip
     config = GenerationConfig(
         do_sample=True,
         top_k=0,
@@ -45,16 +45,17 @@ def generate(model: Any, row: Inputs, options: Mapping[str, Any], **how: Any) ->
 def sample(
     captioner: Captioner, row: Inputs, decoding: Decoding, noise: Tensor | None
 ) -> Tensor:
-    """Captions [1, R, T] of one image by ``generate``: K samples by ``noise`` [1, K, L], and the
-    greedy one.
+    """Captions [1, R, T] of one image by ``generate``: K samples by ``noise`` [1, K,
+    L], and the greedy one.
     """
     policy: Any = captioner.policy
     drawn = decoding.num_samples
     steps = itertools.count()
 
     def choose(input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Leave one token of each caption. Every token is drawn with its own random number, as in
-        ``decoding``: so samples are a function of (seed, step, image) here, too.
+        """Leave one token of each caption. Every token is drawn with its own random
+        number, as in ``decoding``: so samples are a function of (seed, step, image)
+        here, too.
         """
         step = next(steps)
         logits = forbid(scores, captioner.forbidden)

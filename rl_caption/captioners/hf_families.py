@@ -1,8 +1,8 @@
 """Encoder-decoders of Transformers: how each encodes images, reads tokens, starts and ends captions.
 
-To add a family, write one more class and name it in ``FAMILIES``. Their attention is replaced in
-place: names of modules and weights stay as they are. What is assumed of Transformers' internals is
-tested with 5.23 and 5.24.
+To add a family, write one more class and name it in ``FAMILIES``. Their attention is
+replaced in place: names of modules and weights stay as they are. What is assumed of
+Transformers' internals is tested with 5.23 and 5.24.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ class Conventions:
     """How a model's captions begin and end.
 
     Attributes:
-        start: token ids that the decoder reads before the caption: BOS (one token) and the prompt.
-            They are neither scored nor trained. Empty where the processor makes them.
+        start: token ids that the decoder reads before the caption: BOS (one token) and
+            the prompt. They are neither scored nor trained. Empty where the processor
+            makes them.
         eos: token id that ends a caption.
         pad: token id after EOS; EOS itself if the tokenizer has none.
         vocab_size: width of the output layer.
-        forbidden: token ids that a caption may not contain, besides the tokenizer's special ones;
-            EOS stays allowed.
-        max_tokens: length of the longest caption in tokens, EOS included; None if positions are
-            unlimited.
+        forbidden: token ids that a caption may not contain, besides the tokenizer's
+            special ones; EOS stays allowed.
+        max_tokens: length of the longest caption in tokens, EOS included; None if
+            positions are unlimited.
         encoder_prompt: token ids of the prompt that the encoder reads.
     """
 
@@ -97,12 +98,12 @@ class _NeverUpdated(dict[int, bool]):
 
 
 def packing_cache(image: Tensor, images: int) -> SharedImageCache | None:
-    """A cache that stores nothing and tells cross-attention how the captions of ``images`` images
-    are packed.
+    """A cache that stores nothing and tells cross-attention how the captions of
+    ``images`` images are packed.
 
-    ``image`` [M], ascending, is the image of each caption. Transformers' decoders hand their cache
-    to every layer; as this one stores nothing, a layer may run again in the backward pass. None if
-    all images have equally many captions.
+    ``image`` [M], ascending, is the image of each caption. Transformers' decoders hand
+    their cache to every layer; as this one stores nothing, a layer may run again in the
+    backward pass. None if all images have equally many captions.
     """
     packing = Packing.of_captions(image, images)
     if packing.index is None:
@@ -114,8 +115,8 @@ def packing_cache(image: Tensor, images: int) -> SharedImageCache | None:
 
 
 class Family(ABC):
-    """A family of encoder-decoders. B images, N = B·K rows (K captions each), T tokens, S image
-    states, width D.
+    """A family of encoder-decoders. B images, N = B·K rows (K captions each), T tokens,
+    S image states, width D.
 
     Attributes:
         name: for messages.
@@ -125,10 +126,10 @@ class Family(ABC):
         chat_prompts: whether a chat template makes them.
         default_prompt: the prompt of a model for which none is named.
         prompt_before: whether a caption goes on from the prompt; else the encoder reads it.
-        cross_attention: whether the text reads the image by cross-attention; else the image is a
-            prefix of the text.
-        text_model: name of the submodule that reads tokens; its ``get_output_embeddings()`` makes
-            the logits.
+        cross_attention: whether the text reads the image by cross-attention; else the
+            image is a prefix of the text.
+        text_model: name of the submodule that reads tokens; its
+            ``get_output_embeddings()`` makes the logits.
         shared: name of the submodule whose captions share an image, where it is another one.
         frozen: patterns of parameters that are frozen unless ``model.freeze`` is set.
         lora_targets: regular expression of the modules that get adapters unless
@@ -148,8 +149,8 @@ class Family(ABC):
     lora_targets: str
 
     def prepare(self, model: Any) -> None:
-        """Make a loaded model faster without changing its results: captions of an image share its
-        keys and values.
+        """Make a loaded model faster without changing its results: captions of an image
+        share its keys and values.
         """
         share_images(model.get_submodule(self.shared or self.text_model))
         fuse_blip_attention(model)
@@ -171,8 +172,8 @@ class Family(ABC):
 
     @abstractmethod
     def encode(self, model: Any, pixel_values: Tensor, prompt: Tensor) -> Tensor:
-        """Image states [B, S, D] of ``pixel_values`` [B, 3, H, W], and of the encoder's prompt
-        [B, P].
+        """Image states [B, S, D] of ``pixel_values`` [B, 3, H, W], and of the encoder's
+        prompt [B, P].
         """
 
     def begin(
@@ -210,8 +211,8 @@ class Family(ABC):
 
 
 class Blip(Family):
-    """BLIP (Li et al. 2022): a ViT and a BERT-like decoder. Captions start with [DEC], not [CLS];
-    EOS is [SEP].
+    """BLIP (Li et al. 2022): a ViT and a BERT-like decoder. Captions start with [DEC],
+    not [CLS]; EOS is [SEP].
     """
 
     name = "BLIP"
@@ -223,8 +224,8 @@ class Blip(Family):
     ) -> Conventions:
         """BOS is ``bos_token_id``, beyond BERT's vocabulary; EOS is ``sep_token_id``.
 
-        ``eos_token_id`` (2) of BLIP's configurations is an unused token, as in Transformers' own
-        ``generate``.
+        ``eos_token_id`` (2) of BLIP's configurations is an unused token, as in
+        Transformers' own ``generate``.
         """
         text = model.config.text_config
         if text.sep_token_id != tokenizer.sep_token_id:
@@ -246,8 +247,8 @@ class Blip(Family):
 
 
 class VisionEncoderDecoder(Family):
-    """``VisionEncoderDecoderModel``: an image encoder (ViT, ...) and a decoder with cross-attention
-    (GPT-2, BERT, ...).
+    """``VisionEncoderDecoderModel``: an image encoder (ViT, ...) and a decoder with
+    cross-attention (GPT-2, BERT, ...).
 
     GPT-2 starts, ends and pads with one and the same token.
     """
@@ -260,8 +261,8 @@ class VisionEncoderDecoder(Family):
     def conventions(
         self, model: Any, processor: Any, tokenizer: Any, prompt: str
     ) -> Conventions:
-        """Token ids from the pair's configuration, else its generation settings, its decoder or its
-        tokenizer.
+        """Token ids from the pair's configuration, else its generation settings, its
+        decoder or its tokenizer.
         """
         decoder = model.config.decoder
         sources = (model.config, model.generation_config, decoder)
@@ -304,8 +305,8 @@ class Florence2(Family):
     def conventions(
         self, model: Any, processor: Any, tokenizer: Any, prompt: str
     ) -> Conventions:
-        """Captions go on from ``decoder_start_token_id`` and the BOS that ``generate`` forces after
-        it.
+        """Captions go on from ``decoder_start_token_id`` and the BOS that ``generate``
+        forces after it.
         """
         if prompt.startswith("<") and prompt not in self.tasks:
             raise CaptionerError(
@@ -364,11 +365,11 @@ FAMILIES: dict[str, Family] = {
 def check_architectures(
     name: Any, model_type: str, architectures: Sequence[str] | None
 ) -> None:
-    """Refuse a checkpoint whose ``config.json`` says that it is for another task, such as answering
-    questions.
+    """Refuse a checkpoint whose ``config.json`` says that it is for another task, such
+    as answering questions.
 
-    Its weights may fit and would caption as no one trained them to, and Transformers makes up what
-    is missing.
+    Its weights may fit and would caption as no one trained them to, and Transformers
+    makes up what is missing.
     """
     expected = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type]
     if architectures and expected not in architectures:
@@ -396,9 +397,9 @@ def plain_tokens(tokenizer: Any, text: str) -> tuple[int, ...]:
 def share_images(decoder: nn.Module) -> None:
     """Let cross-attention in ``decoder`` take N = B·K rows of tokens with B rows of image states.
 
-    A query's result does not depend on other queries, so the tokens of an image's K captions can be
-    one row of K·T queries. Transformers' decoders need a copy of the image's states, keys and
-    values for every caption instead.
+    A query's result does not depend on other queries, so the tokens of an image's K
+    captions can be one row of K·T queries. Transformers' decoders need a copy of the
+    image's states, keys and values for every caption instead.
     """
     module: Any
     for name, module in decoder.named_modules():
@@ -411,8 +412,8 @@ def share_images(decoder: nn.Module) -> None:
 def _cross_attend(
     forward: Callable[..., Any], names: tuple[str, ...], *positional: Any, **named: Any
 ) -> Any:
-    """Call ``forward`` of cross-attention, which has the parameters ``names``, with an image's
-    captions as one row.
+    """Call ``forward`` of cross-attention, which has the parameters ``names``, with an
+    image's captions as one row.
     """
     named.update(zip(names, positional, strict=False))
     hidden = named["hidden_states"]
@@ -431,11 +432,11 @@ def _cross_attend(
 
 
 def fuse_blip_attention(model: nn.Module) -> None:
-    """Let BLIP's vision tower compute attention with ``scaled_dot_product_attention``; it no longer
-    returns the probabilities.
+    """Let BLIP's vision tower compute attention with ``scaled_dot_product_attention``;
+    it no longer returns the probabilities.
 
-    Transformers' own BLIP keeps the 577 x 577 probabilities of every head and layer for the
-    backward pass (190 MB for an image of 384 pixels in float32).
+    Transformers' own BLIP keeps the 577 x 577 probabilities of every head and layer for
+    the backward pass (190 MB for an image of 384 pixels in float32).
     """
     module: Any
     for module in model.modules():

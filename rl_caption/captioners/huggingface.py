@@ -1,5 +1,6 @@
-"""Captioning models of Transformers behind the ``Captioner`` seam: BLIP, GIT, ViT + GPT-2, BLIP-2,
-InstructBLIP, Florence-2; and vision-language models that answer a prompt, such as Qwen-VL.
+"""Captioning models of Transformers behind the ``Captioner`` seam: BLIP, GIT, ViT +
+GPT-2, BLIP-2, InstructBLIP, Florence-2; and vision-language models that answer a
+prompt, such as Qwen-VL.
 """
 
 from __future__ import annotations
@@ -66,8 +67,8 @@ ADAPTERS_FOLDER = "adapters"
 
 
 class HuggingFaceCaptioner(Captioner):
-    """A pretrained model with its image processor and tokenizer, and the prompt of rows that have
-    none of their own: a text or, for a model that answers, messages.
+    """A pretrained model with its image processor and tokenizer, and the prompt of rows
+    that have none of their own: a text or, for a model that answers, messages.
     """
 
     policy: Any
@@ -120,13 +121,14 @@ class HuggingFaceCaptioner(Captioner):
     ) -> HuggingFaceCaptioner:
         """Load a model by its name on the hub, or from a folder.
 
-        Captions continue ``prompt`` after a space, or answer it; None takes the prompt saved in the
-        folder, if any. ``processor_kwargs`` are options of the processor.
+        Captions continue ``prompt`` after a space, or answer it; None takes the prompt
+        saved in the folder, if any. ``processor_kwargs`` are options of the processor.
 
         Raises:
-            CaptionerError: there is no such model, its family is unknown, weights, tokenizer or
-                image processor are missing or do not fit, or captions are not scored as
-                Transformers' own ``generate`` draws them (``self_check``).
+            CaptionerError: there is no such model, its family is unknown, weights,
+                tokenizer or image processor are missing or do not fit, or captions are
+                not scored as Transformers' own ``generate`` draws them
+                (``self_check``).
         """
         name = str(name)
         with reading(repr(name)):
@@ -174,8 +176,8 @@ class HuggingFaceCaptioner(Captioner):
         ``model.gradient_checkpointing``.
 
         Raises:
-            CaptionerError: a pattern or a module's name matches nothing, nothing is left to train,
-                or ``peft`` is missing.
+            CaptionerError: a pattern or a module's name matches nothing, nothing is
+                left to train, or ``peft`` is missing.
         """
         model = self.policy.model
         patterns = self.family.frozen if frozen is None else frozen
@@ -194,11 +196,11 @@ class HuggingFaceCaptioner(Captioner):
             check(self)
 
     def save_pretrained(self, policy: Any, path: Path) -> None:
-        """Write a plain model of Transformers (adapters merged into its weights), its processors
-        and the prompt.
+        """Write a plain model of Transformers (adapters merged into its weights), its
+        processors and the prompt.
 
-        With ``model.lora.export_adapters``, the adapters alone go to ``path/adapters``, as ``peft``
-        writes them.
+        With ``model.lora.export_adapters``, the adapters alone go to ``path/adapters``,
+        as ``peft`` writes them.
         """
         policy.model.save_pretrained(path, state_dict=plain_weights(policy.model))
         config = copy.deepcopy(policy.config)
@@ -215,8 +217,9 @@ class HuggingFaceCaptioner(Captioner):
         write_json(Path(path) / SETTINGS, {"prompt": self.prompt})
 
     def preprocess(self, rows: Sequence[Row]) -> Inputs:
-        """``pixel_values`` [B, 3, H, W]; of a model that answers, what its processor makes of each
-        row, with prompts that are padded on the left. The frames of a video are several images.
+        """``pixel_values`` [B, 3, H, W]; of a model that answers, what its processor
+        makes of each row, with prompts that are padded on the left. The frames of a
+        video are several images.
         """
         if self.row_prompts:
             keys = None
@@ -245,9 +248,9 @@ class HuggingFaceCaptioner(Captioner):
         length = inputs["input_ids"].shape[1]
         if length >= self.longest_prompt:
             raise DataError(
-                f"{what} and its prompt have {length} tokens: "
-                f"{self.family.name} has positions for {self.longest_prompt}; let its processor "
-                f"make images smaller (model.processor_kwargs)"
+                f"{what} and its prompt have {length} tokens: {self.family.name} has "
+                f"positions for {self.longest_prompt}; let its processor make images "
+                "smaller (model.processor_kwargs)"
             )
         return inputs
 

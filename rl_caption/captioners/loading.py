@@ -1,8 +1,8 @@
 """Loading a saved captioner of any kind, which its ``config.json`` tells, and making a new one.
 
-The classes of captioners are imported where one is loaded: Transformers' models bring seconds of
-imports, torchvision and torch's compiler among them, and much of what is wrong with a run is found
-before.
+The classes of captioners are imported where one is loaded: Transformers' models bring
+seconds of imports, torchvision and torch's compiler among them, and much of what is
+wrong with a run is found before.
 """
 
 import hashlib
@@ -36,19 +36,19 @@ def load_captioner(
 
     Args:
         name: the folder, or ``OWNER/MODEL`` on the hub.
-        cache_bytes: memory for decoded images of this package's Transformer, or for what the
-            processor of a vision-language model made of them.
-        prompt: what captions continue, a text or messages; for models of Transformers only. None is
-            the prompt saved in the folder.
+        cache_bytes: memory for decoded images of this package's Transformer, or for
+            what the processor of a vision-language model made of them.
+        prompt: what captions continue, a text or messages; for models of Transformers
+            only. None is the prompt saved in the folder.
         dtype: type of the weights; for models of Transformers only.
-        target: ``package.module:Class`` of a captioner outside this package; None takes the
-            ``model_type`` of the folder's ``config.json``, if the user trusts that class
-            (``rewards.trust``).
+        target: ``package.module:Class`` of a captioner outside this package; None takes
+            the ``model_type`` of the folder's ``config.json``, if the user trusts that
+            class (``rewards.trust``).
         processor_kwargs: options of the processor; for vision-language models only.
 
     Raises:
-        CaptionerError: there is no captioner, its weights do not fit, it takes no prompt, or nobody
-            trusts its class.
+        CaptionerError: there is no captioner, its weights do not fit, it takes no
+            prompt, or nobody trusts its class.
         ConfigError: ``target`` is not a captioner.
     """
     saved_type = target or model_type(name) or ""
@@ -88,12 +88,12 @@ def _load_by_class(name: str | Path, class_name: str, target: str | None) -> Cap
 def new_captioner(
     target: str, references: Sequence[list[str]], kwargs: Mapping[str, Any]
 ) -> Captioner:
-    """A captioner with random weights: ``from_scratch`` of the class ``model.target``, with
-    ``model.kwargs``.
+    """A captioner with random weights: ``from_scratch`` of the class ``model.target``,
+    with ``model.kwargs``.
 
     Raises:
-        ConfigError: ``target`` is not a captioner, or an option is unknown, missing or out of its
-            range.
+        ConfigError: ``target`` is not a captioner, or an option is unknown, missing or
+            out of its range.
     """
     target_class = captioner_class(target, "model.target", kwargs)
     where = f"model.target {target!r} cannot be made"
@@ -128,8 +128,8 @@ def is_captioner(name: str | Path) -> bool:
 
 
 def weights_hash(model: str | Path) -> str:
-    """SHA-256 of the weight files in the folder of a captioner or checkpoint; for a model on the
-    hub its name.
+    """SHA-256 of the weight files in the folder of a captioner or checkpoint; for a
+    model on the hub its name.
     """
     files = [file for end in WEIGHTS for file in sorted(Path(model).glob(end))]
     if not files:
@@ -142,8 +142,8 @@ def weights_hash(model: str | Path) -> str:
 
 
 def model_type(name: str | Path) -> str | None:
-    """``model_type`` in a folder's ``config.json``, or None. Raises ``CaptionerError`` if it holds
-    no JSON object.
+    """``model_type`` in a folder's ``config.json``, or None. Raises ``CaptionerError``
+    if it holds no JSON object.
     """
     file = Path(name) / "config.json"
     if not file.is_file():

@@ -1,11 +1,10 @@
-"""An encoder-decoder captioning Transformer, trained from scratch over pixels or over region
-features.
+"""An encoder-decoder captioning Transformer, trained from scratch over pixels or over
+region features.
 
-Pre-LN Transformer (Vaswani et al. 2017; pre-LN after Xiong et al. 2020). A batch has N = B·K
-sequences for B images. In cross-attention the K sequences of an image are one row of queries, so
-that its states are encoded and projected once
-and never copied. Sequences are packed: only attention sees padding, as zeros; all other layers skip
-it.
+Pre-LN Transformer (Vaswani et al. 2017; pre-LN after Xiong et al. 2020). A batch has N
+= B·K sequences for B images. In cross-attention the K sequences of an image are one row
+of queries, so that its states are encoded and projected once and never copied.
+Sequences are packed: only attention sees padding, as zeros; all other layers skip it.
 """
 
 from collections import OrderedDict
@@ -35,23 +34,23 @@ Dropout: TypeAlias = Annotated[float, Field(ge=0, le=0.99)]
 
 
 class CaptionTransformerConfig(PreTrainedConfig):
-    """Shape of a ``CaptionTransformer``. Raises ``ValueError`` if a value has the wrong type or is
-    out of range.
+    """Shape of a ``CaptionTransformer``. Raises ``ValueError`` if a value has the wrong
+    type or is out of range.
 
     Args:
-        input_kind: ``pixels`` (``pixel_values [B, 3, S, S]``) or ``regions`` (``region_features [B,
-            R, feature_dim]`` and ``region_mask [B, R]``).
+        input_kind: ``pixels`` (``pixel_values [B, 3, S, S]``) or ``regions``
+            (``region_features [B, R, feature_dim]`` and ``region_mask [B, R]``).
         vocab_size: number of token ids, the special ones included.
         d_model, encoder_layers, decoder_layers, num_heads, ffn_dim, dropout: the Transformer. The
             recipe of the self-critical literature is 512, 6, 6, 8, 2048, 0.1.
-        image_size, patch_size: pixels only; images are S x S and are cut into (S / patch_size)²
-            patches.
-        patch_stem: pixels only; ``linear`` (ViT) or ``conv`` (stride-2 3x3 convolutions, after Xiao
-            et al. 2021, "Early convolutions help transformers see better"), which learns from far
-            fewer images.
+        image_size, patch_size: pixels only; images are S x S and are cut into (S /
+            patch_size)² patches.
+        patch_stem: pixels only; ``linear`` (ViT) or ``conv`` (stride-2 3x3
+            convolutions, after Xiao et al. 2021, "Early convolutions help transformers
+            see better"), which learns from far fewer images.
         feature_dim: regions only; 2048 for bottom-up features, 2054 for VinVL.
-        feature_dropout: regions only; dropout after the projection of the features, before
-            ``dropout``; 0.5 in the recipe of the self-critical literature.
+        feature_dropout: regions only; dropout after the projection of the features,
+            before ``dropout``; 0.5 in the recipe of the self-critical literature.
         max_positions: length of the longest caption in tokens, EOS included.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: below ``vocab_size``.
     """
@@ -118,8 +117,8 @@ SHAPE = {name for name in NAMES[:-2] if "token_id" not in name} - {"vocab_size"}
 
 
 class PixelEmbedding(nn.Module):
-    """Embedded patches of images, with learned positions: [B, 3, S, S] -> [B, (S / patch_size)²,
-    D].
+    """Embedded patches of images, with learned positions: [B, 3, S, S] -> [B, (S /
+    patch_size)², D].
     """
 
     def __init__(self, config: CaptionTransformerConfig) -> None:
@@ -141,8 +140,8 @@ class PixelEmbedding(nn.Module):
 class ChannelNorm(nn.LayerNorm):
     """Layer norm over the channels of each position: [N, C, H, W] -> [N, C, H, W].
 
-    Batch norm would make the policy another function in training than in sampling; a norm over the
-    whole image would let a large background drown small things.
+    Batch norm would make the policy another function in training than in sampling; a
+    norm over the whole image would let a large background drown small things.
     """
 
     def forward(self, states: Tensor) -> Tensor:
@@ -178,8 +177,8 @@ def _region_embedding(config: CaptionTransformerConfig) -> nn.Sequential:
 
 
 def additive_mask(mask: Tensor, states: Tensor) -> Tensor:
-    """Attention mask [B, S], True for what may be attended to, as 0 and -inf [B, 1, 1, S] in
-    attention's own dtype.
+    """Attention mask [B, S], True for what may be attended to, as 0 and -inf [B, 1, 1,
+    S] in attention's own dtype.
 
     From a boolean mask attention would make the same, anew in every layer.
     """
@@ -221,8 +220,8 @@ class Attention(nn.Module):
         causal: bool = False,
         packing: Packing | None = None,
     ) -> Tensor:
-        """Attend with projected ``queries`` [N, T, D]: [N, T, D], or packed tokens [P, D]; ``mask``
-        is additive.
+        """Attend with projected ``queries`` [N, T, D]: [N, T, D], or packed tokens [P,
+        D]; ``mask`` is additive.
         """
         attended = F.scaled_dot_product_attention(
             self.split_heads(queries),
@@ -325,12 +324,12 @@ class DecoderLayer(nn.Module):
         memory_mask: Tensor | None,
         cache: EncoderDecoderCache | None,
     ) -> Tensor:
-        """``states`` [P, D] of packed tokens -> [P, D], with the states ``memory`` [B, S, D] of the
-        images.
+        """``states`` [P, D] of packed tokens -> [P, D], with the states ``memory`` [B,
+        S, D] of the images.
 
-        ``by_sequence`` pads the tokens for self-attention, a row for each sequence (more than one
-        column only if the cache is empty); ``by_image`` pads them for cross-attention, a row for
-        all sequences of an image.
+        ``by_sequence`` pads the tokens for self-attention, a row for each sequence
+        (more than one column only if the cache is empty); ``by_image`` pads them for
+        cross-attention, a row for all sequences of an image.
         """
         attention = self.self_attention
         normed = self.self_norm(states)
@@ -419,18 +418,19 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
             pixel_values: [B, 3, S, S].
             region_features, region_mask: in their place [B, R, F], and [B, R], True for real
                 regions.
-            states, encoder_outputs: in place of both, the encoder's states [B, S, D] (from
-                ``generate`` in a tuple).
-            decoder_input_ids: [N, T]: N = B·K sequences, those of an image adjacent. Padding is on
-                the right.
-            cache: keys and values of the tokens before, called ``past_key_values`` before
-                Transformers 5.24; with it ``decoder_input_ids`` is the newest token alone.
+            states, encoder_outputs: in place of both, the encoder's states [B, S, D]
+                (from ``generate`` in a tuple).
+            decoder_input_ids: [N, T]: N = B·K sequences, those of an image adjacent.
+                Padding is on the right.
+            cache: keys and values of the tokens before, called ``past_key_values``
+                before Transformers 5.24; with it ``decoder_input_ids`` is the newest
+                token alone.
             token_mask: [N, T] or [B, K, T], True for the P tokens to compute. Without
                 ``token_node`` these must be the first ones of each sequence.
-            token_node: likewise, index of each token's prefix among those of ``token_mask``
-                (``unique_prefixes``).
-            image: [N] image of each sequence, ascending; needed if images have different numbers of
-                them. T is 1.
+            token_node: likewise, index of each token's prefix among those of
+                ``token_mask`` (``unique_prefixes``).
+            image: [N] image of each sequence, ascending; needed if images have
+                different numbers of them. T is 1.
 
         Returns:
             ``logits`` [N, T, V], or [P, V] with ``token_mask``, in float32 or the autocast dtype.

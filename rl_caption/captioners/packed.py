@@ -1,5 +1,5 @@
-"""Packed batches of captions, and keys and values of images, prompts and captions between the passes
-over tokens.
+"""Packed batches of captions, and keys and values of images, prompts and captions
+between the passes over tokens.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ CACHE = (
     if any(field.name == "cache" for field in fields(Seq2SeqLMOutput))
     else "past_key_values"
 )
-"""Name of the KV cache in the arguments and outputs of Transformers' models: ``past_key_values``
-before 5.24.
+"""Name of the KV cache in the arguments and outputs of Transformers' models:
+``past_key_values`` before 5.24.
 """
 
 
@@ -31,10 +31,10 @@ class Packing:
 
     Attributes:
         rows, columns: size of the grid.
-        index: [P] ascending indices of the items' cells in the flattened grid; None if the items
-            fill all cells.
-        source: [rows·columns] index of the item whose key and value each cell uses, if several
-            cells share one item; None if each uses its own.
+        index: [P] ascending indices of the items' cells in the flattened grid; None if
+            the items fill all cells.
+        source: [rows·columns] index of the item whose key and value each cell uses, if
+            several cells share one item; None if each uses its own.
     """
 
     rows: int
@@ -44,8 +44,8 @@ class Packing:
 
     @classmethod
     def of_captions(cls, image: Tensor, images: int) -> Packing:
-        """One row for each image, filled from the left; ``image`` [M], ascending, is the image of
-        each caption.
+        """One row for each image, filled from the left; ``image`` [M], ascending, is
+        the image of each caption.
         """
         order = torch.arange(len(image), device=image.device)
         column = order - torch.searchsorted(image, image)
@@ -77,8 +77,8 @@ class Packing:
 
 
 class PreallocatedLayer(DynamicLayer):
-    """Keys and values [N, H, T, D/H] of one layer, in memory with room for ``room`` tokens after
-    the first ones. Not for training.
+    """Keys and values [N, H, T, D/H] of one layer, in memory with room for ``room``
+    tokens after the first ones. Not for training.
 
     Transformers' ``DynamicLayer`` copies all of them for each token that is added.
     """
@@ -95,8 +95,8 @@ class PreallocatedLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append the keys and values [N, H, T, D/H] of T tokens; returns those of all tokens so
-        far.
+        """Append the keys and values [N, H, T, D/H] of T tokens; returns those of all
+        tokens so far.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -125,8 +125,8 @@ class PreallocatedLayer(DynamicLayer):
 class PromptLayer(DynamicLayer):
     """Keys and values [B, H, P, D/H] of the prompts in one layer.
 
-    They are kept with their gradient, and once: with recomputed activations the layer runs again in
-    the backward pass.
+    They are kept with their gradient, and once: with recomputed activations the layer
+    runs again in the backward pass.
     """
 
     def update(
@@ -164,12 +164,12 @@ class State:
     Attributes:
         cache: keys and values.
         states: [B, S, D] of the images, where they are no visual tokens.
-        images: [B] indices of the images that are left, ascending, where captions read them by
-            cross-attention.
+        images: [B] indices of the images that are left, ascending, where captions read
+            them by cross-attention.
         mask: [N, S], False where a prompt is padded, where the image is a prefix of the text.
         position: [N] of the next token, likewise.
-        channels: number of positions of a token, with M-RoPE (time, height, width, ...); empty
-            without it.
+        channels: number of positions of a token, with M-RoPE (time, height, width,
+            ...); empty without it.
     """
 
     cache: Any
@@ -202,8 +202,8 @@ class State:
         self.cache.packing = None if packing.index is None else packing
 
     def of_captions(self, prompt: Tensor) -> State:
-        """The state of M captions, which read the prompts ``prompt`` [M]; several passes may share
-        this one.
+        """The state of M captions, which read the prompts ``prompt`` [M]; several
+        passes may share this one.
         """
         layers: list[Any] = [CaptionLayer(layer, prompt) for layer in self.cache.layers]
         return replace(

@@ -1,5 +1,6 @@
-"""A captioning model of Transformers as one module: an image and its prompt are computed once for
-all captions, in the fastest way that is exact for the model (``Mode``).
+"""A captioning model of Transformers as one module: an image and its prompt are
+computed once for all captions, in the fastest way that is exact for the model
+(``Mode``).
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ class Mode(NamedTuple):
     """How captions are scored and sampled; ``self_check`` finds the fastest way that is exact.
 
     Attributes:
-        prefix: whether captions share what is computed of image and prompt: of a batch at once
-            (``batch``), of one row after the other (``rows``), or not at all (``none``), where
-            Transformers' own ``generate`` samples.
+        prefix: whether captions share what is computed of image and prompt: of a batch
+            at once (``batch``), of one row after the other (``rows``), or not at all
+            (``none``), where Transformers' own ``generate`` samples.
         features: whether the model takes visual tokens in place of pixels.
         padded: whether images of a batch may be padded to one size.
     """
@@ -56,8 +57,8 @@ class Mode(NamedTuple):
 class Nested:
     """Lists and dictionaries of tensors among the inputs of a batch.
 
-    ``keys`` of images name each row's visual tokens, where these are kept; each row is encoded
-    alone then, by a reference policy, too.
+    ``keys`` of images name each row's visual tokens, where these are kept; each row is
+    encoded alone then, by a reference policy, too.
     """
 
     value: Any
@@ -101,11 +102,12 @@ class KeptTokens(dict[Any, Any]):
 class Policy(nn.Module):
     """A model of Transformers with its family and its special tokens.
 
-    Image and prompt are computed once where ``mode`` says so: a decode copies their keys and values
-    for each caption, and scoring lets the captions read them, with gradient. With cross-attention,
-    captions share the keys and values of their image. Nothing depends on what the module remembers
-    of other batches (``rope_deltas`` of Qwen's models). All passes go through ``forward``, so that
-    wrappers of the module (DDP, FSDP, ZeRO) see them.
+    Image and prompt are computed once where ``mode`` says so: a decode copies their
+    keys and values for each caption, and scoring lets the captions read them, with
+    gradient. With cross-attention, captions share the keys and values of their image.
+    Nothing depends on what the module remembers of other batches (``rope_deltas`` of
+    Qwen's models). All passes go through ``forward``, so that wrappers of the module
+    (DDP, FSDP, ZeRO) see them.
     """
 
     start: Tensor
@@ -161,9 +163,10 @@ class Policy(nn.Module):
             state, prefixes: the decode to continue, and its M next ``Prefixes``.
 
         Returns:
-            Encode: inputs with encoded images. Score: logits [B, K, L, V], or [P, V] of the P
-                positions where ``mask`` is True. Start: logits [B, V] of the first token, and a
-                ``State``. Continue: logits [M, V] of the next tokens.
+            Encode: inputs with encoded images. Score: logits [B, K, L, V], or [P, V] of
+                the P positions where ``mask`` is True. Start: logits [B, V] of the
+                first token, and a ``State``. Continue: logits [M, V] of the next
+                tokens.
         """
         if state is not None:
             state.select(prefixes)
@@ -190,11 +193,11 @@ class Policy(nn.Module):
         return [value for name, value in parameters if names is None or name in names]
 
     def keeps_tokens(self) -> bool:
-        """Whether the images of each row are encoded alone, so that visual tokens that are kept are
-        those of any batch.
+        """Whether the images of each row are encoded alone, so that visual tokens that
+        are kept are those of any batch.
 
-        So it is where what visual tokens depend on is frozen and whole (ZeRO-3 gathers shards of
-        weights in every pass, in which all processes take part).
+        So it is where what visual tokens depend on is frozen and whole (ZeRO-3 gathers
+        shards of weights in every pass, in which all processes take part).
         """
         return (
             self.takes_features
@@ -265,8 +268,8 @@ class Policy(nn.Module):
         return by_rows(inputs)
 
     def arguments(self, inputs: Inputs) -> Inputs:
-        """Arguments of the model for rows that are joined: visual tokens in an output; a row alone
-        has no padding.
+        """Arguments of the model for rows that are joined: visual tokens in an output;
+        a row alone has no padding.
         """
         given: Inputs = {
             name: value for name, value in inputs.items() if isinstance(value, Tensor)
@@ -308,8 +311,8 @@ class Policy(nn.Module):
     def _score_part(
         self, arguments: Inputs, ids: Tensor, image: Tensor, scored: Tensor
     ) -> Tensor:
-        """Logits [P, V] of the positions ``scored`` [M, L] of M captions, whose tokens but the last
-        are ``ids``, of the images ``image`` [M].
+        """Logits [P, V] of the positions ``scored`` [M, L] of M captions, whose tokens
+        but the last are ``ids``, of the images ``image`` [M].
         """
         length = scored.shape[1]
         if self.family.cross_attention:
@@ -361,8 +364,8 @@ def by_rows(inputs: Inputs) -> list[tuple[Tensor, Inputs]]:
 
 
 def output_of(text_model: Any, chosen: Callable[[Tensor], Tensor]) -> Any:
-    """Context in which the output layer computes logits of ``chosen(hidden)`` and not of all hidden
-    states [N, T, D].
+    """Context in which the output layer computes logits of ``chosen(hidden)`` and not
+    of all hidden states [N, T, D].
     """
 
     def choose(_: nn.Module, arguments: Any) -> Any:
@@ -376,9 +379,9 @@ def collate(
 ) -> Inputs:
     """One batch of the inputs of B prompts.
 
-    What has the shape of ``input_ids`` [1, P] is text: it is padded on the left and joined, and
-    ``input_ids`` come first. What was made of the images stays apart: it may hold indices into its
-    row, and not every row has the same.
+    What has the shape of ``input_ids`` [1, P] is text: it is padded on the left and
+    joined, and ``input_ids`` come first. What was made of the images stays apart: it
+    may hold indices into its row, and not every row has the same.
     """
     names = [
         name
@@ -409,8 +412,9 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
 def join_features(rows: Sequence[Inputs]) -> Inputs:
     """Visual tokens of a batch from those of its rows.
 
-    ``pooler_output`` is a tensor or a list with an entry for each image; other lists have an entry
-    for each layer. Where a model has it otherwise, ``self_check`` finds out.
+    ``pooler_output`` is a tensor or a list with an entry for each image; other lists
+    have an entry for each layer. Where a model has it otherwise, ``self_check`` finds
+    out.
     """
 
     fields: dict[str, Any] = {}

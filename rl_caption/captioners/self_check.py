@@ -1,8 +1,9 @@
 """What of this package's ways to score and to sample is exact for a model of Transformers.
 
-When a model is loaded, and again after ``adapt``, captions of two images are scored and decoded in
-every way from the fastest on, and compared with the logits that the model's own ``generate`` draws
-from, one image alone and the caption forced. No table of models is needed, and none is trusted.
+When a model is loaded, and again after ``adapt``, captions of two images are scored and
+decoded in every way from the fastest on, and compared with the logits that the model's
+own ``generate`` draws from, one image alone and the caption forced. No table of models
+is needed, and none is trusted.
 """
 
 from __future__ import annotations
@@ -211,8 +212,8 @@ class _Check:
         return torch.stack(output.logits, 1)
 
     def _scored(self) -> Tensor:
-        """Logits by teacher forcing; visual tokens are of each row alone, as where the vision tower
-        is frozen.
+        """Logits by teacher forcing; visual tokens are of each row alone, as where the
+        vision tower is frozen.
         """
         inputs = self.inputs
         if self.policy.takes_features:
@@ -279,8 +280,8 @@ def _device(policy: Policy) -> torch.device:
 
 @contextmanager
 def _prepared(policy: Policy, device: torch.device) -> Iterator[None]:
-    """Within, the policy is on ``device``, products in float32 are not rounded to TF32, windows are
-    short, adapters do something, and every weight asks for a gradient.
+    """Within, the policy is on ``device``, products in float32 are not rounded to TF32,
+    windows are short, adapters do something, and every weight asks for a gradient.
     """
     generator = torch.Generator().manual_seed(0)
     backends: Any = torch.backends
@@ -320,8 +321,8 @@ def _leaves(tensors: Iterable[Any]) -> set[int]:
 
 
 def _key(captioner: HuggingFaceCaptioner, device: torch.device) -> str:
-    """Hash of what a verdict depends on: configuration, processor, names and types of weights,
-    device, versions of libraries, and this package's code.
+    """Hash of what a verdict depends on: configuration, processor, names and types of
+    weights, device, versions of libraries, and this package's code.
     """
     policy = captioner.policy
     parts = [

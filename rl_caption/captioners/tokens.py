@@ -1,5 +1,5 @@
-"""Token ids of captions: which of them count, which prefixes they share, which may not be generated,
-and how one is drawn.
+"""Token ids of captions: which of them count, which prefixes they share, which may not
+be generated, and how one is drawn.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 FORBIDDEN_LOGIT = -1e9
-"""Logit of tokens that a caption may not contain: probability 0 in float32 at any ``Temperature``,
-yet finite, so that entropy is defined.
+"""Logit of tokens that a caption may not contain: probability 0 in float32 at any
+``Temperature``, yet finite, so that entropy is defined.
 """
 
 
@@ -20,10 +20,11 @@ class Generated(NamedTuple):
 
     Attributes:
         token_ids: [B, R, T], padded after EOS.
-        scores: [B, R] float32, by which beam search orders the captions: the sum of their
-            log-probabilities, less the penalties of ``diversity_penalty`` and ``block_trigrams``, /
-            length**length_penalty. Where it found fewer than R captions, the rest are all padding
-            with the score -inf. None without beam search.
+        scores: [B, R] float32, by which beam search orders the captions: the sum of
+            their log-probabilities, less the penalties of ``diversity_penalty`` and
+            ``block_trigrams``, / length**length_penalty. Where it found fewer than R
+            captions, the rest are all padding with the score -inf. None without beam
+            search.
     """
 
     token_ids: Tensor
@@ -37,8 +38,8 @@ def caption_mask(token_ids: Tensor, eos_token_id: int) -> Tensor:
 
 
 def unique_prefixes(token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The prefix tree of each image's captions: a token's prefix is all tokens before it, which
-    decide its logits.
+    """The prefix tree of each image's captions: a token's prefix is all tokens before
+    it, which decide its logits.
 
     Args:
         token_ids: [B, K, L].
@@ -77,11 +78,12 @@ def _index(token_ids: tuple[int, ...], device: torch.device) -> Tensor:
 def sample_tokens(
     logits: Tensor, noise: Tensor, temperature: float, best: Tensor | None = None
 ) -> Tensor:
-    """Draw K tokens [N, K] from each softmax(logits [N, V] / temperature) by inverting its
-    cumulative distribution.
+    """Draw K tokens [N, K] from each softmax(logits [N, V] / temperature) by inverting
+    its cumulative distribution.
 
-    ``noise`` [N, K] is uniform in [0, 1). A token of probability 0 is never drawn; from logits of
-    NaN any token may be. ``best`` [N, 1] is the arg max of the logits, if the caller has it.
+    ``noise`` [N, K] is uniform in [0, 1). A token of probability 0 is never drawn; from
+    logits of NaN any token may be. ``best`` [N, 1] is the arg max of the logits, if the
+    caller has it.
     """
     best = logits.argmax(-1, keepdim=True) if best is None else best
     scaled = logits if temperature == 1 else logits / temperature

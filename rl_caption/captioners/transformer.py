@@ -1,5 +1,5 @@
-"""The from-scratch Transformer behind the ``Captioner`` seam: pixels or region features in,
-captions out.
+"""The from-scratch Transformer behind the ``Captioner`` seam: pixels or region features
+in, captions out.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ BOS = "<bos>"
 EOS = "<eos>"
 UNK = "<unk>"
 SPLIT_BY = "caption_tokenizer"
-"""Key of ``tokenizer_config.json``: the tokeniser that splits captions into words; if absent,
-``ptb``.
+"""Key of ``tokenizer_config.json``: the tokeniser that splits captions into words; if
+absent, ``ptb``.
 """
 
 
@@ -101,8 +101,8 @@ class TransformerCaptioner(Captioner):
             **shape: arguments of ``CaptionTransformerConfig``.
 
         Raises:
-            ValueError: an unknown argument, a value out of range, or the model does not fit into
-                memory.
+            ValueError: an unknown argument, a value out of range, or the model does not
+                fit into memory.
         """
         if unknown := sorted(set(shape) - SHAPE):
             raise ValueError(
@@ -128,8 +128,8 @@ class TransformerCaptioner(Captioner):
         """Load a folder that ``save_pretrained`` wrote.
 
         Raises:
-            CaptionerError: a file is missing, changed, damaged or of something else; the message
-                names it.
+            CaptionerError: a file is missing, changed, damaged or of something else;
+                the message names it.
         """
         folder = Path(path)
         with reading(folder):
@@ -245,8 +245,8 @@ class TransformerCaptioner(Captioner):
         mask: Tensor | None = None,
         node: Tensor | None = None,
     ) -> Tensor:
-        """See ``Captioner``. ``mask`` and ``node`` are of ``unique_prefixes``; without ``node``,
-        ``mask`` is True for the first tokens of each caption.
+        """See ``Captioner``. ``mask`` and ``node`` are of ``unique_prefixes``; without
+        ``node``, ``mask`` is True for the first tokens of each caption.
         """
         flat = token_ids.flatten(0, 1)
         start = torch.full_like(flat[:, :1], self.bos_token_id)
@@ -277,8 +277,8 @@ class TransformerCaptioner(Captioner):
 def _read_tokenizer(
     folder: Path, config: CaptionTransformerConfig
 ) -> PreTrainedTokenizerFast:
-    """The tokenizer, checked against the model: without its second file it would not know its
-    special tokens.
+    """The tokenizer, checked against the model: without its second file it would not
+    know its special tokens.
     """
     what = f"the tokenizer in {folder} (tokenizer.json, tokenizer_config.json)"
     with reading(what):
@@ -292,12 +292,13 @@ def _read_tokenizer(
 def build_vocabulary(
     references: Iterable[list[str]], min_count: int, split_by: str = TOKENIZER
 ) -> PreTrainedTokenizerFast:
-    """Word-level tokenizer of the words that occur at least ``min_count`` times in the training
-    references.
+    """Word-level tokenizer of the words that occur at least ``min_count`` times in the
+    training references.
 
-    Captions are split into words by ``split_by``, one of ``rewards.text.tokenize.TOKENIZERS``. Ids
-    0 to 3 are padding, BOS, EOS and UNK; words follow by falling count, ties in alphabetical order.
-    Rarer words become UNK, which no caption may contain; so does an ``<unk>`` in the references.
+    Captions are split into words by ``split_by``, one of
+    ``rewards.text.tokenize.TOKENIZERS``. Ids 0 to 3 are padding, BOS, EOS and UNK;
+    words follow by falling count, ties in alphabetical order. Rarer words become UNK,
+    which no caption may contain; so does an ``<unk>`` in the references.
 
     Raises:
         ValueError: no word occurs often enough.

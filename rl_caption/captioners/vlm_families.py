@@ -1,8 +1,9 @@
-"""Decoder-only models of Transformers, whose image is a prefix of the text: their prompts, positions,
-and what is assumed of each.
+"""Decoder-only models of Transformers, whose image is a prefix of the text: their
+prompts, positions, and what is assumed of each.
 
-``VisionLanguageFamily`` is for every model whose processor has a chat template. A model that needs
-more is one class in ``FAMILIES``. ``self_check`` finds out which models can be trained, and how.
+``VisionLanguageFamily`` is for every model whose processor has a chat template. A model
+that needs more is one class in ``FAMILIES``. ``self_check`` finds out which models can
+be trained, and how.
 """
 
 from __future__ import annotations
@@ -29,19 +30,19 @@ if TYPE_CHECKING:
     from rl_caption.captioners.policy import Policy
 
 Messages = list[dict[str, Any]]
-"""A conversation as chat templates read it: ``role`` and ``content``, a text or a list of parts
-(``type`` ``text`` or ``image``).
+"""A conversation as chat templates read it: ``role`` and ``content``, a text or a list
+of parts (``type`` ``text`` or ``image``).
 """
 Prompt: TypeAlias = str | Messages
 ENCODED = "mm_encoder_outputs"
-"""Argument by which Transformers' models take visual tokens in place of pixels; older versions and
-some models have none, and encode their images in every pass.
+"""Argument by which Transformers' models take visual tokens in place of pixels; older
+versions and some models have none, and encode their images in every pass.
 """
 
 
 class VisionLanguageFamily:
-    """How a model reads its prompt, and what of it is trained by default. B images, P tokens of a
-    prompt.
+    """How a model reads its prompt, and what of it is trained by default. B images, P
+    tokens of a prompt.
 
     Attributes:
         name: the model's ``model_type``.
@@ -87,8 +88,9 @@ class VisionLanguageFamily:
         return Conventions((), eos, pad, vocabulary, (*others, *unwritten))
 
     def end(self, model: Any, processor: Any, prompt: Prompt, ends: list[int]) -> int:
-        """The one of ``ends`` that the chat template puts after an answer, or else the first, the
-        tokenizer's: the token ids of InstructBLIP's configurations do not fit its tokenizers.
+        """The one of ``ends`` that the chat template puts after an answer, or else the
+        first, the tokenizer's: the token ids of InstructBLIP's configurations do not
+        fit its tokenizers.
         """
         closing: Sequence[int] = ()
         if self.chat_prompts:
@@ -114,8 +116,8 @@ class VisionLanguageFamily:
         return dict(made)
 
     def _reply(self, processor: Any, prompt: Prompt) -> tuple[str, str]:
-        """What stands between the prompt and the text of an answer, such as a space; and what
-        stands after the text.
+        """What stands between the prompt and the text of an answer, such as a space;
+        and what stands after the text.
         """
         asked = with_images(as_messages(prompt, None), [Image.new("RGB", (1, 1))])
         start = processor.apply_chat_template(
@@ -131,8 +133,8 @@ class VisionLanguageFamily:
         return before.removeprefix(start) if before.startswith(start) else "", end
 
     def positions(self, model: Any, inputs: Inputs) -> Tensor:
-        """Positions of the prompt's tokens: [B, P], or [C, B, P] of a model with M-RoPE (time,
-        height, width, ...).
+        """Positions of the prompt's tokens: [B, P], or [C, B, P] of a model with M-RoPE
+        (time, height, width, ...).
         """
         mask = inputs["attention_mask"]
         read = getattr(model.base_model, "get_rope_index", None)
@@ -197,8 +199,8 @@ class PlainPrompt(VisionLanguageFamily):
 
 
 class PaliGemma(PlainPrompt):
-    """PaliGemma 1 and 2: a plain prompt, such as ``caption en``; image and prompt see each other in
-    both directions.
+    """PaliGemma 1 and 2: a plain prompt, such as ``caption en``; image and prompt see
+    each other in both directions.
     """
 
     default_prompt = "caption en"
@@ -218,8 +220,8 @@ class PaliGemma(PlainPrompt):
 
 
 class InstructBlip(PlainPrompt):
-    """InstructBLIP (Dai et al. 2023) with a decoder-only language model: the Q-Former's queries,
-    which have read the prompt, stand before BOS.
+    """InstructBLIP (Dai et al. 2023) with a decoder-only language model: the Q-Former's
+    queries, which have read the prompt, stand before BOS.
     """
 
     text_model = "language_model"
@@ -230,8 +232,8 @@ class Blip2(InstructBlip):
     """BLIP-2 (Li et al. 2023) with a decoder-only language model, such as OPT."""
 
     def end(self, model: Any, processor: Any, prompt: Prompt, ends: list[int]) -> int:
-        """The configuration's EOS, a line break where BLIP-2 was trained on OPT, or else the
-        tokenizer's.
+        """The configuration's EOS, a line break where BLIP-2 was trained on OPT, or
+        else the tokenizer's.
         """
         return first_token(model.config.text_config.eos_token_id, ends[0])
 
@@ -271,11 +273,11 @@ FAMILIES: dict[str, type[VisionLanguageFamily]] = {
 
 
 def special_tokens(processor: Any, model: Any) -> tuple[list[int], list[int]]:
-    """Tokens that may end an answer, the tokenizer's EOS first; and the special ones that no answer
-    may contain.
+    """Tokens that may end an answer, the tokenizer's EOS first; and the special ones
+    that no answer may contain.
 
-    An image token without its image could not be scored. The model's other ends come from its
-    generation settings.
+    An image token without its image could not be scored. The model's other ends come
+    from its generation settings.
     """
     tokenizer = processor.tokenizer
     declared = model.generation_config.eos_token_id
@@ -315,8 +317,8 @@ def as_messages(prompt: Prompt, row_prompt: Prompt | None) -> Messages:
 
 
 def with_images(messages: Messages, images: Sequence[Image.Image | str]) -> Messages:
-    """The conversation with its images or their paths: where it names them, or else before the
-    user's first text.
+    """The conversation with its images or their paths: where it names them, or else
+    before the user's first text.
 
     Raises ``CaptionerError`` if it names another number of images.
     """

@@ -1,5 +1,5 @@
-"""The loader: a YAML file, the files it is based on, and words of a command line make one checked
-configuration.
+"""The loader: a YAML file, the files it is based on, and words of a command line make
+one checked configuration.
 """
 
 import difflib
@@ -70,8 +70,8 @@ class Entries(dict[str, Any]):
 def parse(section_type: type[Config], words: Sequence[str], program: str) -> Config:
     """Load the configuration of a command line: ``--config FILE``, then ``--section.key value``.
 
-    ``--help``, ``--help SECTION`` and ``--print_config`` print and leave. Raises ``ConfigError``,
-    which names the key, the value and what would be right.
+    ``--help``, ``--help SECTION`` and ``--print_config`` print and leave. Raises
+    ``ConfigError``, which names the key, the value and what would be right.
     """
     options = split_words(section_type, words)
     asked = {path[0]: " ".join(texts) for path, texts in options}
@@ -120,8 +120,8 @@ def _checked(
 
 
 class _Loader(yaml.SafeLoader):
-    """Scalars as in YAML 1.2: ``1e-5`` is a number; ``no``, dates and ``1:30`` are text. Keys are
-    text, and stand once.
+    """Scalars as in YAML 1.2: ``1e-5`` is a number; ``no``, dates and ``1:30`` are
+    text. Keys are text, and stand once.
     """
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
@@ -205,8 +205,8 @@ def inner(annotation: Any, key: str, values: Any) -> Any:
 def keys_of(
     section_type: type[Section], prefix: str = ""
 ) -> Iterator[tuple[str, type[Section]]]:
-    """Yield the dotted name of each key, also of those in sections, tables and alternatives, and
-    the section that it is in.
+    """Yield the dotted name of each key, also of those in sections, tables and
+    alternatives, and the section that it is in.
     """
     for name, field in section_type.model_fields.items():
         key, kind = f"{prefix}{name}", field.annotation
@@ -255,9 +255,10 @@ def command_of(values: Mapping[str, Any]) -> str | None:
 def merge(annotation: Any, below: Any, above: Any) -> Any:
     """``above`` over ``below``, values of a key with this annotation.
 
-    Sections merge. A table of sections, and a section whose alternative changes, are replaced;
-    ``kwargs`` go where the class that they are for changes. A null deletes what is below where the
-    key cannot be null. ``Entries`` change single entries, also of tables.
+    Sections merge. A table of sections, and a section whose alternative changes, are
+    replaced; ``kwargs`` go where the class that they are for changes. A null deletes
+    what is below where the key cannot be null. ``Entries`` change single entries, also
+    of tables.
     """
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
@@ -291,8 +292,8 @@ def merge(annotation: Any, below: Any, above: Any) -> Any:
 def split_words(section_type: type[Section], words: Sequence[str]) -> Options:
     """The dotted key and the texts of each ``--a.b.c text`` or ``--a.b.c=text``.
 
-    Words of no option are those of the positional key, where there is one; then an option takes
-    one word, that of a list all, a switch none.
+    Words of no option are those of the positional key, where there is one; then an
+    option takes one word, that of a list all, a switch none.
     """
     positional = section_type.positional
     options: list[tuple[list[str], list[str]]] = []
@@ -337,8 +338,8 @@ def _entries(annotation: Any, options: Options, values: Any) -> Entries:
 
 
 def _value(annotation: Any, texts: Sequence[str]) -> Any:
-    """What the texts of an option mean: YAML or text, of one value or of a list; the first that its
-    key can have.
+    """What the texts of an option mean: YAML or text, of one value or of a list; the
+    first that its key can have.
     """
     plain: list[Any] = []
     for text in texts:

@@ -1,5 +1,5 @@
-"""The programs: ``rl-caption NAME --config FILE --section.key value``, or ``python -m rl_caption
-NAME``.
+"""The programs: ``rl-caption NAME --config FILE --section.key value``, or ``python -m
+rl_caption NAME``.
 """
 
 import logging
@@ -34,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Run one program; errors that a user can mend are printed without a traceback, and the
-    package's own log lines (level INFO and above) to standard error.
+    """Run one program; errors that a user can mend are printed without a traceback, and
+    the package's own log lines (level INFO and above) to standard error.
     """
     set_threads()
     if (Path(sys.path[0]) / "scst.py").is_file():

@@ -61,8 +61,8 @@ def plan(stages: Sequence[Stage], again: Sequence[str]) -> list[Planned]:
 
 
 def _what_is_left(stage: Stage, sources: Sequence[str]) -> tuple[str, list[str]]:
-    """What is to be done with a training that starts from ``sources``, which run before it, and
-    what is not as it was when it began.
+    """What is to be done with a training that starts from ``sources``, which run before
+    it, and what is not as it was when it began.
     """
     from rl_caption.data.fingerprint import changes
     from rl_caption.data.plain_files import read_json

@@ -1,5 +1,5 @@
-"""What a command imports, fetches and reads, looked for before it begins, and what this environment
-can do (``rl-caption doctor``).
+"""What a command imports, fetches and reads, looked for before it begins, and what this
+environment can do (``rl-caption doctor``).
 """
 
 import inspect

@@ -1,5 +1,5 @@
-"""The table of programs, and whose configuration a file is. A program's modules are imported when
-it runs.
+"""The table of programs, and whose configuration a file is. A program's modules are
+imported when it runs.
 """
 
 import importlib
@@ -11,8 +11,8 @@ class Program(NamedTuple):
 
     summary: str
     function: str
-    """``module:name``: takes the configuration, or the arguments where there is none; returns an
-    exit code, a text to print, or anything else for success.
+    """``module:name``: takes the configuration, or the arguments where there is none;
+    returns an exit code, a text to print, or anything else for success.
     """
     config: str | None = None
     """``module:Name`` of the configuration class."""

@@ -5,8 +5,9 @@ stages:
   mix: {scst: own_scst, reward: {terms: ...}}         # NAME: {PROGRAM: RECIPE, KEY: VALUE, ...}
   teacher: {reward_model: null, task: ...}            # all keys here, no recipe
 
-A stage names what an earlier one exports by its path, such as ``runs/own/xe/export/best``. Where
-the earlier stage is sent to another folder, the path follows.
+A stage names what an earlier one exports by its path, such as
+``runs/own/xe/export/best``. Where the earlier stage is sent to another folder, the path
+follows.
 """
 
 import json
@@ -146,8 +147,8 @@ def makers(path: str) -> list[str]:
 
 
 def read_wishes(words: Sequence[str], stages: Collection[str]) -> dict[str, list[str]]:
-    """What the options of ``rl-caption run`` ask for: texts of ``OPTIONS``, words for ``data`` and
-    for each stage.
+    """What the options of ``rl-caption run`` ask for: texts of ``OPTIONS``, words for
+    ``data`` and for each stage.
 
     Raises:
         UsageError: an option does not say for which stage it is, or there is no such stage.
@@ -175,8 +176,8 @@ def read_wishes(words: Sequence[str], stages: Collection[str]) -> dict[str, list
 def make_stages(
     name: str, options: Sequence[str] = ()
 ) -> tuple[list[Stage], dict[str, list[str]]]:
-    """The stages of a pipeline that are asked for, with checked configurations, and what else
-    ``read_wishes`` found.
+    """The stages of a pipeline that are asked for, with checked configurations, and
+    what else ``read_wishes`` found.
     """
     pipeline = read_pipeline(name)
     wishes = read_wishes(options, pipeline)

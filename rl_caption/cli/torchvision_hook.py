@@ -1,8 +1,8 @@
-"""What ``doctor --mend`` copies to site-packages: define the operators that torchvision's import
-looks for.
+"""What ``doctor --mend`` copies to site-packages: define the operators that
+torchvision's import looks for.
 
-torchvision's own library defines them; where that does not load beside a CPU-only torch, their
-schemas are enough.
+torchvision's own library defines them; where that does not load beside a CPU-only
+torch, their schemas are enough.
 """
 
 import sys

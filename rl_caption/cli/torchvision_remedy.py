@@ -2,8 +2,9 @@
 --mend``.
 
 Where an index has torchvision only as a CUDA build, its import ends in ``operator torchvision::nms
-does not exist``. Then ``torchvision_hook.py`` is copied to site-packages, with a ``.pth`` file that
-loads it in every program. This file needs the standard library alone, and runs as a script, too.
+does not exist``. Then ``torchvision_hook.py`` is copied to site-packages, with a
+``.pth`` file that loads it in every program. This file needs the standard library
+alone, and runs as a script, too.
 """
 
 import subprocess
@@ -26,8 +27,8 @@ def import_error() -> str:
 
 
 def mend() -> str:
-    """Install the hook where its fault is found, and take it out again if it does not help; returns
-    why torchvision does not load now.
+    """Install the hook where its fault is found, and take it out again if it does not
+    help; returns why torchvision does not load now.
     """
     error = import_error()
     if FAULT in error:

@@ -33,8 +33,8 @@ from rl_caption.scst.advantages import AdvantageFn, needs_greedy
 
 
 def quiet_libraries() -> None:
-    """Leave the terminal to the run's own log: no progress bar for writing or reading one small
-    file.
+    """Leave the terminal to the run's own log: no progress bar for writing or reading
+    one small file.
     """
     transformers_logging.disable_progress_bar()
     # Accelerate warns that tied weights are stored once, which is how they are meant to be stored.
@@ -52,8 +52,9 @@ def checked_splits(
 ) -> dict[str, Sequence[Row]]:
     """Check the splits as ``data.on_bad`` says, and return their usable rows.
 
-    ``cache`` is a file that remembers which images are good; ``needs`` is what every row must have
-    (``check_data``); ``scored`` says whether captions are compared by their words.
+    ``cache`` is a file that remembers which images are good; ``needs`` is what every
+    row must have (``check_data``); ``scored`` says whether captions are compared by
+    their words.
     """
     with (
         accelerator.main_process_first()
@@ -84,15 +85,15 @@ def build_captioner(
     cache_mb: int,
     tokenizer: str = TOKENIZER,
 ) -> Captioner:
-    """Load ``model.init``, or make a captioner with random weights whose words are those of
-    ``references``.
+    """Load ``model.init``, or make a captioner with random weights whose words are
+    those of ``references``.
 
     ``tokenizer`` is ``data.tokenizer``.
 
     Raises:
         CaptionerError: ``model.init`` is not a saved captioner, or cannot be trained as asked.
-        ConfigError: the shape or the vocabulary is not usable, or an option belongs to the other
-            kind of captioner.
+        ConfigError: the shape or the vocabulary is not usable, or an option belongs to
+            the other kind of captioner.
     """
     cache_bytes = cache_mb * 2**20
     if isinstance(config, NewModelConfig):
@@ -129,8 +130,8 @@ def build_captioner(
 def check_positions(
     captioner: Captioner, key: str, tokens: int, rows: Iterable[Row] = ()
 ) -> None:
-    """Check that the captioner has positions for captions of ``tokens`` tokens, the value of
-    configuration ``key``.
+    """Check that the captioner has positions for captions of ``tokens`` tokens, the
+    value of configuration ``key``.
 
     Raises ConfigError where it has fewer, after its own prompt or after that of one of ``rows``.
     """
@@ -145,8 +146,8 @@ def check_positions(
 
 
 def build_decoding(rollout: RolloutConfig, advantage: AdvantageFn) -> Decoding:
-    """How a self-critical step decodes: the samples, and the greedy caption where the baseline
-    needs it.
+    """How a self-critical step decodes: the samples, and the greedy caption where the
+    baseline needs it.
     """
     if rollout.beam_search:
         width = rollout.num_samples
@@ -169,12 +170,12 @@ def build_reward(
     folder: Path | None = None,
     tokenizer: str = TOKENIZER,
 ) -> MixedReward:
-    """The mixture of rewards; ConfigError where a term cannot be made, or is for English and the
-    data are not.
+    """The mixture of rewards; ConfigError where a term cannot be made, or is for
+    English and the data are not.
 
-    Where ``reward.df`` is null, document frequencies are counted from ``references`` (one document
-    an image). CLIP-based terms whose arguments ask for the same network and cache share one
-    encoder.
+    Where ``reward.df`` is null, document frequencies are counted from ``references``
+    (one document an image). CLIP-based terms whose arguments ask for the same network
+    and cache share one encoder.
 
     Args:
         references: of the training images.

@@ -1,5 +1,5 @@
-"""Configurations of ``evaluate``, with a class for each source of captions, and of the programs
-that are used from the command line alone.
+"""Configurations of ``evaluate``, with a class for each source of captions, and of the
+programs that are used from the command line alone.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class RetrievalConfig(Section):
     pretrained: str | None = None
     """If ``backbone`` is an architecture: a tag such as ``openai``, or a checkpoint file."""
     kwargs: dict = {}
-    """Further options of the encoder, such as ``{device: cuda, precision: fp16, cache_dir:
-    FOLDER}``.
+    """Further options of the encoder, such as ``{device: cuda, precision: fp16,
+    cache_dir: FOLDER}``.
     """
 
 
@@ -40,28 +40,28 @@ class EvaluateConfig(PairsConfig):
     data: DataConfig = Field(default_factory=DataConfig)
     """Images and captions."""
     split: str | None = None
-    """Split of ``data`` or, if they have splits (Karpathy JSON), of ``references``; null is
-    ``test``, or all images of references without splits.
+    """Split of ``data`` or, if they have splits (Karpathy JSON), of ``references``;
+    null is ``test``, or all images of references without splits.
     """
     decode: Decoding = Decoding()
     """Greedy, beam search or samples; read where a captioner writes the captions."""
     metrics: list[str] | str = ["bleu", "meteor", "rouge", "cider", "spice"]
     """``bleu``, ``meteor``, rouge, cider, spice: a list, or names separated by commas."""
     tokenizer: Literal["auto", "java", "python", "unicode", "char", "none"] = "auto"
-    """``java`` (of the COCO toolkit), ``python`` (its reimplementation in this package),
-    ``unicode`` or ``char`` (as ``data.tokenizer``), or ``none`` (the text is tokenised already; it
-    is only split at spaces). ``auto`` follows ``data.tokenizer``; for ``ptb`` it is ``python``, and
-    Java for unusual captions.
+    """``java`` (of the COCO toolkit), ``python`` (its reimplementation in this
+    package), ``unicode`` or ``char`` (as ``data.tokenizer``), or ``none`` (the text is
+    tokenised already; it is only split at spaces). ``auto`` follows ``data.tokenizer``;
+    for ``ptb`` it is ``python``, and Java for unusual captions.
     """
     bootstrap: NonNegativeInt = 1000
-    """Number of bootstrap resamples of images for the 95 % intervals and the paired test; 0
-    computes no intervals.
+    """Number of bootstrap resamples of images for the 95 % intervals and the paired
+    test; 0 computes no intervals.
     """
     seed: Seed = 0
     """Of the bootstrap and of sampled captions."""
     judges: dict[str, JudgeConfig] = {}
-    """Rewards whose means are further metrics, such as CLIPScore, by their column headings
-    (docs/evaluation.md).
+    """Rewards whose means are further metrics, such as CLIPScore, by their column
+    headings (docs/evaluation.md).
     """
     out: str = "evaluation"
     """Folder for ``predictions.json`` and ``scores.json``."""
@@ -81,21 +81,21 @@ class EvaluateModelConfig(EvaluateConfig):
     """Captions of a captioner."""
 
     model: str | None = None
-    """Folder of a saved captioner, such as ``runs/NAME/export/best``, or the name of a model on the
-    hub.
+    """Folder of a saved captioner, such as ``runs/NAME/export/best``, or the name of a
+    model on the hub.
     """
     prompt: str | list[dict] | None = None
     """Prompt of a model of Transformers; null uses the prompt that was saved with it, if any."""
     rerank: str | None = None
-    """Chooses one of several captions of an image: ``consensus`` (the most similar to the others),
-    or a reward that needs no references, by its name or as ``package.module:Class``; null chooses
-    the first.
+    """Chooses one of several captions of an image: ``consensus`` (the most similar to
+    the others), or a reward that needs no references, by its name or as
+    ``package.module:Class``; null chooses the first.
     """
     rerank_kwargs: dict = {}
     """Options of ``rerank``."""
     candidates: bool = False
-    """Write all captions of an image with their scores to ``candidates.jsonl``, and their diversity
-    and the scores of the best of them to ``candidates_scores.json``.
+    """Write all captions of an image with their scores to ``candidates.jsonl``, and
+    their diversity and the scores of the best of them to ``candidates_scores.json``.
     """
 
 
@@ -166,8 +166,8 @@ class ScoreConfig(TrustConfig):
     eos: bool = False
     """Count EOS as a token; published scores are without."""
     tokenizer: Literal["ptb", "unicode", "char", "none"] = "ptb"
-    """Of n-gram rewards: ``ptb`` (English), ``unicode`` (words of other languages), ``char``
-    (characters of Chinese and Japanese) or ``none`` (split at white space).
+    """Of n-gram rewards: ``ptb`` (English), ``unicode`` (words of other languages),
+    ``char`` (characters of Chinese and Japanese) or ``none`` (split at white space).
     """
     kwargs: dict = {}
     """Further options of the reward."""
@@ -176,8 +176,8 @@ class ScoreConfig(TrustConfig):
 
 
 class ReportConfig(TrustConfig):
-    """``report FOLDER ...``: one page about a run, an evaluation, a comparison, or several
-    evaluations.
+    """``report FOLDER ...``: one page about a run, an evaluation, a comparison, or
+    several evaluations.
     """
 
     positional: ClassVar[str] = "folders"

@@ -1,7 +1,7 @@
 """Configuration of ``reward_model``: what all tasks have in common, and the table of tasks.
 
-Each task is one file of ``rl_caption/reward_models``, with a class of further keys, a loss, and
-what builds them.
+Each task is one file of ``rl_caption/reward_models``, with a class of further keys, a
+loss, and what builds them.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class PartConfig(Section):
     """``transformers:NAME``, ``open_clip:ARCHITECTURE/TAG`` or ``package.module:Class``.
     """
     kwargs: dict = {}
-    """Options of that class. For a decoder language model (``text``, ``transformers:NAME``):
-    ``{bidirectional_blocks: N}`` lets every token attend to all tokens of the caption in the last N
-    blocks. For an image encoder of open_clip with random weights: ``{vision_cfg: ...}`` changes
-    that of the architecture.
+    """Options of that class. For a decoder language model (``text``,
+    ``transformers:NAME``): ``{bidirectional_blocks: N}`` lets every token attend to all
+    tokens of the caption in the last N blocks. For an image encoder of open_clip with
+    random weights: ``{vision_cfg: ...}`` changes that of the architecture.
     """
     pretrained: bool = True
     """False starts from random weights, in the shape of the named model; no tag is needed then."""
@@ -69,9 +69,9 @@ class TeacherConfig(Section):
     batch_size: PositiveInt = 64
     """Images or captions per forward pass."""
     cache_mb: NonNegativeInt = 2048
-    """Memory for the teacher's embeddings of the training split, in MiB per process. If those of
-    all images (or all captions) do not fit, they are read from ``cache_dir`` or computed again at
-    every step.
+    """Memory for the teacher's embeddings of the training split, in MiB per process. If
+    those of all images (or all captions) do not fit, they are read from ``cache_dir``
+    or computed again at every step.
     """
     cache_dir: str | None = None
     """Folder that keeps the teacher's embeddings between runs; null keeps them in memory only."""
@@ -86,15 +86,16 @@ class CaptionTrainConfig(TrainConfig):
 
 
 class RewardModelConfig(TrustConfig):
-    """``reward_model``: a model that scores captions; ``--task TASK --help`` lists the keys of a
-    task.
+    """``reward_model``: a model that scores captions; ``--task TASK --help`` lists the
+    keys of a task.
     """
 
     task: str = "contrastive"
-    """``contrastive`` (InfoNCE on image-caption pairs), ``positive_augmented`` (PAC-S: also on
-    generated images and captions), ``specificity`` (SPECS: triplets of growing captions),
-    ``distill`` (L-CLIP); from captions only: ``language_model``, ``semantic_bottleneck`` and
-    ``text_regression`` (docs/papers.md); or ``package.module:Class``, a task of your own.
+    """``contrastive`` (InfoNCE on image-caption pairs), ``positive_augmented`` (PAC-S:
+    also on generated images and captions), ``specificity`` (SPECS: triplets of growing
+    captions), ``distill`` (L-CLIP); from captions only: ``language_model``,
+    ``semantic_bottleneck`` and ``text_regression`` (docs/papers.md); or
+    ``package.module:Class``, a task of your own.
     """
     data: DataConfig = Field(default_factory=DataConfig)
     """Images and captions."""
@@ -119,13 +120,13 @@ class RewardModelConfig(TrustConfig):
         return config
 
     def check(self) -> None:
-        """Check what takes files or the libraries of models, before there are data; raises
-        ``ConfigError``.
+        """Check what takes files or the libraries of models, before there are data;
+        raises ``ConfigError``.
         """
 
     def fit(self, run: Run) -> TrainState:
-        """Build what is trained, and train it. Raises ``ConfigError`` or ``DataError`` where it
-        cannot be built.
+        """Build what is trained, and train it. Raises ``ConfigError`` or ``DataError``
+        where it cannot be built.
         """
         raise ConfigError(
             f"task is {self.task!r}, whose class does not say what it trains: expected a method fit"

@@ -1,5 +1,5 @@
-"""Configuration of trainings. ``cli`` fills it from YAML and the command line, ``build.py`` reads
-it.
+"""Configuration of trainings. ``cli`` fills it from YAML and the command line,
+``build.py`` reads it.
 """
 
 from __future__ import annotations
@@ -48,24 +48,24 @@ class DataConfig(Section):
     """The images and their captions."""
 
     format: str = "karpathy"
-    """``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line), ``scenes``
-    (generated world), ``hub`` (what the library ``datasets`` reads: the hub, Parquet, CSV, tar
-    shards); published layouts ``coco`` (annotations, such as NoCaps), ``sharegpt4v``, ``dci`` and
-    ``urban1k``. Only for reward models: ``images`` (a folder) or ``captions`` (a text file), which
-    train one tower of L-CLIP, and ``caption_targets`` (captions with a number each), for
-    ``text_regression``.
+    """``karpathy`` (one JSON with splits), ``jsonl`` (one JSON object a line),
+    ``scenes`` (generated world), ``hub`` (what the library ``datasets`` reads: the hub,
+    Parquet, CSV, tar shards); published layouts ``coco`` (annotations, such as NoCaps),
+    ``sharegpt4v``, ``dci`` and ``urban1k``. Only for reward models: ``images`` (a
+    folder) or ``captions`` (a text file), which train one tower of L-CLIP, and
+    ``caption_targets`` (captions with a number each), for ``text_regression``.
     """
     target: str | None = None
-    """``package.module:Name`` of a format outside this package (docs/data.md); null uses
-    ``format``.
+    """``package.module:Name`` of a format outside this package (docs/data.md); null
+    uses ``format``.
     """
     path: str | None = None
-    """The JSON file, or the folder that holds it; the folder of ``images``; the file or folder of
-    ``captions``; the name on the hub.
+    """The JSON file, or the folder that holds it; the folder of ``images``; the file or
+    folder of ``captions``; the name on the hub.
     """
     source: str | None = None
-    """Where the files come from and what they take, in words that the error has where ``path`` is
-    missing.
+    """Where the files come from and what they take, in words that the error has where
+    ``path`` is missing.
     """
     image_root: str | None = None
     """Folder of the images, absolute or relative to the folder of the JSON."""
@@ -74,25 +74,25 @@ class DataConfig(Section):
     flatten: bool = False
     """Ignore the folders (``filepath``) in the JSON."""
     columns: dict[str, str] | None = None
-    """Of ``jsonl`` and ``hub`` in another layout: name here -> name there, such as ``{image:
-    image_file, references: description}`` (docs/data.md).
+    """Of ``jsonl`` and ``hub`` in another layout: name here -> name there, such as
+    ``{image: image_file, references: description}`` (docs/data.md).
     """
     features_root: str | None = None
-    """Region features: a folder with one file per image, or one HDF5 file. Relative paths start
-    from the working directory.
+    """Region features: a folder with one file per image, or one HDF5 file. Relative
+    paths start from the working directory.
     """
     features_kwargs: dict = {}
     """How features are stored, such as ``{dim: 2048, max_regions: 100}`` (docs/data.md)."""
     augment: list[Augmentation] = []
-    """Random augmentations of the training images: ``horizontal``, ``vertical``, ``transpose``,
-    ``crop``. Choose only those after which captions are still true.
+    """Random augmentations of the training images: ``horizontal``, ``vertical``,
+    ``transpose``, ``crop``. Choose only those after which captions are still true.
     ``rand_augment`` is for reward models only.
     """
     tokenizer: Literal["ptb", "unicode", "char"] = "ptb"
-    """Splits captions into words for n-gram rewards, document frequencies, validation, the monitor
-    and the vocabulary of a new captioner: ``ptb`` (English, as the COCO toolkit), ``unicode``
-    (other languages with spaces between words) or ``char`` (characters of Chinese and Japanese);
-    docs/languages.md.
+    """Splits captions into words for n-gram rewards, document frequencies, validation,
+    the monitor and the vocabulary of a new captioner: ``ptb`` (English, as the COCO
+    toolkit), ``unicode`` (other languages with spaces between words) or ``char``
+    (characters of Chinese and Japanese); docs/languages.md.
     """
     on_bad: Literal["fail", "skip"] = "fail"
     """``fail`` stops at unusable images and captions; ``skip`` leaves them out and reports them."""
@@ -103,12 +103,13 @@ class DataConfig(Section):
     cache_mb: NonNegativeInt = 1024
     """Memory for decoded and resized images, in MiB per process; 0 keeps none."""
     long_captions: bool = False
-    """Use the long description of an image (``long_reference``) as its only caption, in training,
-    rewards and validation (``jsonl`` and ``scenes`` only).
+    """Use the long description of an image (``long_reference``) as its only caption, in
+    training, rewards and validation (``jsonl`` and ``scenes`` only).
     """
     num_frames: PositiveInt | None = None
-    """The files are videos (folders of frames, animated images or video files); use this number of
-    frames of each, from the centres of equal segments (docs/rewards.md). Null: the files are images.
+    """The files are videos (folders of frames, animated images or video files); use
+    this number of frames of each, from the centres of equal segments (docs/rewards.md).
+    Null: the files are images.
     """
     kwargs: dict = {}
     """Further options of the format, such as ``{num_train: 2000, seed: 1}`` for ``scenes``."""
@@ -138,8 +139,8 @@ Schedule = Annotated[
     list[tuple[NonNegativeInt, NonNegativeFloat]],
     AfterValidator(_ascending),
 ]
-"""Points (step, factor): linear in between, constant before the first and after the last; equal
-steps are a jump.
+"""Points (step, factor): linear in between, constant before the first and after the
+last; equal steps are a jump.
 """
 
 
@@ -149,15 +150,15 @@ class RewardTerm(Section):
     weight: float = 1.0
     """Factor of the raw score in the total."""
     target: str | None = None
-    """Name of a reward of this package, or ``package.module:Class`` of another; null uses the
-    term's name.
+    """Name of a reward of this package, or ``package.module:Class`` of another; null
+    uses the term's name.
     """
     kwargs: dict = {}
     """Options of the reward."""
     schedule: Schedule | None = None
-    """Points ``[step, factor]``: the weight is multiplied by the factor, which is linear between
-    two points and constant before the first and after the last. Two points at one step are a jump
-    (docs/scst.md). Null keeps the weight.
+    """Points ``[step, factor]``: the weight is multiplied by the factor, which is
+    linear between two points and constant before the first and after the last. Two
+    points at one step are a jump (docs/scst.md). Null keeps the weight.
     """
 
 
@@ -165,10 +166,10 @@ class TrustConfig(Section):
     """Which code saved models may run."""
 
     trust: list[str] = []
-    """Classes outside this package, as ``package.module:Class``, that the ``config.json`` of a
-    saved model may name. They are imported and called with the arguments in that file
-    (docs/reliability.md). A class that this configuration names itself, such as ``model.target``,
-    need not be listed.
+    """Classes outside this package, as ``package.module:Class``, that the
+    ``config.json`` of a saved model may name. They are imported and called with the
+    arguments in that file (docs/reliability.md). A class that this configuration names
+    itself, such as ``model.target``, need not be listed.
     """
 
 
@@ -185,13 +186,13 @@ class RewardConfig(Section):
     terms: dict[str, RewardTerm] = {"cider": RewardTerm()}
     """Weight and options of each term, by its name."""
     normalize: Literal["none", "per_term", "per_group"] = "none"
-    """``none`` adds raw scores. ``per_term`` adds z-scores of each term over all samples of an
-    optimizer step, so that the scales of the terms do not matter; ``per_group`` over the samples of
-    each image.
+    """``none`` adds raw scores. ``per_term`` adds z-scores of each term over all
+    samples of an optimizer step, so that the scales of the terms do not matter;
+    ``per_group`` over the samples of each image.
     """
     df: str | None = None
-    """File of document frequencies for CIDEr-D, also where ``diversity`` uses it; null counts them
-    in the training split, with one document per image.
+    """File of document frequencies for CIDEr-D, also where ``diversity`` uses it; null
+    counts them in the training split, with one document per image.
     """
     eos: bool = True
     """Count EOS as a word in candidates, references and document frequencies."""
@@ -223,18 +224,18 @@ class RolloutConfig(Section):
         ]
         | None
     ) = None
-    """Points ``[step, factor]`` for the temperature, as ``schedule`` of a reward term; factors
-    are above 0.
+    """Points ``[step, factor]`` for the temperature, as ``schedule`` of a reward term;
+    factors are above 0.
     """
     max_new_tokens: PositiveInt = 24
     """Length limit in tokens, EOS included."""
     dropout: bool = False
-    """Keep dropout on while sampling and in the loss, as the first self-critical implementations
-    did; off keeps the update on-policy.
+    """Keep dropout on while sampling and in the loss, as the first self-critical
+    implementations did; off keeps the update on-policy.
     """
     beam_search: bool = False
-    """Use the K captions of a beam search of width K (length penalty 1) instead of samples; for
-    objectives that compare the captions of an image, as in the DiCO paper.
+    """Use the K captions of a beam search of width K (length penalty 1) instead of
+    samples; for objectives that compare the captions of an image, as in the DiCO paper.
     """
 
 
@@ -248,15 +249,15 @@ class TrainConfig(Section):
     batch_size: PositiveInt = 50
     """Images per optimizer step, over all processes and accumulation steps."""
     micro_batch_size: PositiveInt | None = None
-    """Images per forward pass of one process; null is ``batch_size`` / processes. A smaller value
-    accumulates gradients, which does not change the step.
+    """Images per forward pass of one process; null is ``batch_size`` / processes. A
+    smaller value accumulates gradients, which does not change the step.
     """
     lr: PositiveFloat = 5e-4
     """Peak learning rate of Adam."""
     schedule: Literal["constant", "linear", "cosine", "step", "noam"] = "constant"
-    """``constant``; ``linear`` or ``cosine`` decay to 0; ``step`` (multiplied by ``decay`` every
-    ``decay_every`` steps or ``decay_epochs`` epochs); or ``noam`` (inverse square root). All begin
-    with ``warmup_steps`` of linear warm-up.
+    """``constant``; ``linear`` or ``cosine`` decay to 0; ``step`` (multiplied by
+    ``decay`` every ``decay_every`` steps or ``decay_epochs`` epochs); or ``noam``
+    (inverse square root). All begin with ``warmup_steps`` of linear warm-up.
     """
     warmup_steps: NonNegativeInt = 0
     """Optimizer steps of linear warm-up."""
@@ -277,14 +278,14 @@ class TrainConfig(Section):
     mixed_precision: Literal["no", "bf16", "fp16", "auto"] = "no"
     """``no``, ``bf16``, ``fp16`` or ``auto`` (bf16 if the device supports it, else no)."""
     tf32: bool = False
-    """On a GPU, compute float32 matrix products and convolutions in TF32 (10 bits of mantissa):
-    several times as fast, but the results differ from those of a CPU.
+    """On a GPU, compute float32 matrix products and convolutions in TF32 (10 bits of
+    mantissa): several times as fast, but the results differ from those of a CPU.
     """
     num_processes: PositiveInt | None = None
     """Required number of processes; null accepts the number that the launcher started."""
     threads: PositiveInt | None = None
-    """CPU threads per process; null uses OMP_NUM_THREADS or, if that is not set, divides the
-    physical cores among the processes of the machine.
+    """CPU threads per process; null uses OMP_NUM_THREADS or, if that is not set,
+    divides the physical cores among the processes of the machine.
     """
     seed: Seed = 0
     """Of weights, data order and samples."""
@@ -307,27 +308,28 @@ class ScstTrainConfig(TrainConfig):
     lr: PositiveFloat = 5e-6
     """Peak learning rate of Adam."""
     advantage: str = "leave_one_out"
-    """Baseline of a sample: ``leave_one_out`` (mean of the other samples), ``greedy`` (classic
-    SCST), ``mean``, ``group_norm`` (GRPO) or ``none``; or ``package.module:Name`` (docs/scst.md).
+    """Baseline of a sample: ``leave_one_out`` (mean of the other samples), ``greedy``
+    (classic SCST), ``mean``, ``group_norm`` (GRPO) or ``none``; or
+    ``package.module:Name`` (docs/scst.md).
     """
     advantage_kwargs: dict[str, Any] = {}
     """Options of the advantage."""
     objective: str = "reinforce"
-    """The loss: ``reinforce``, ``ppo_clip`` (also for GRPO), ``dico``, ``seq_nll``, ``risk``,
-    ``max_margin``, ``multi_margin`` or ``softmax_margin``; or ``package.module:Name``
-    (docs/scst.md).
+    """The loss: ``reinforce``, ``ppo_clip`` (also for GRPO), ``dico``, ``seq_nll``,
+    ``risk``, ``max_margin``, ``multi_margin`` or ``softmax_margin``; or
+    ``package.module:Name`` (docs/scst.md).
     """
     objective_kwargs: dict[str, Any] = {}
     """Options of the objective, except ``loss_reduction`` and ``kl_coef``."""
     updates_per_rollout: PositiveInt = 1
     """Optimizer updates per step, each on all samples of the step. All other keys count steps."""
     loss_reduction: Literal["token", "sequence"] = "token"
-    """``token`` (mean over tokens) or ``sequence`` (mean over captions). The two losses differ by a
-    factor of about the caption length: change ``lr`` together with it.
+    """``token`` (mean over tokens) or ``sequence`` (mean over captions). The two losses
+    differ by a factor of about the caption length: change ``lr`` together with it.
     """
     kl_coef: NonNegativeFloat = 0.0
-    """Weight of the KL divergence to the frozen starting policy, per token; 0 loads no second
-    model.
+    """Weight of the KL divergence to the frozen starting policy, per token; 0 loads no
+    second model.
     """
     xe_weight: NonNegativeFloat = 0.0
     """Weight of an additional cross-entropy loss on the references (mean over tokens)."""
@@ -361,8 +363,8 @@ class EvalConfig(Section):
     """Validation during training."""
 
     every: PositiveInt | None = None
-    """Optimizer steps between two validations; null validates once per epoch. One more follows the
-    last step.
+    """Optimizer steps between two validations; null validates once per epoch. One more
+    follows the last step.
     """
     split: str = "val"
     """Name of the split."""
@@ -371,9 +373,9 @@ class EvalConfig(Section):
     batch_size: PositiveInt = 64
     """Images per forward pass of one process; all of them where there are fewer."""
     patience: PositiveInt | None = None
-    """Stop after this number of validations in a row without a better value of the metric that
-    chooses the best model (CIDEr-D for captioners, unless ``monitor.best_by`` names another); null
-    never stops early.
+    """Stop after this number of validations in a row without a better value of the
+    metric that chooses the best model (CIDEr-D for captioners, unless
+    ``monitor.best_by`` names another); null never stops early.
     """
 
 
@@ -383,8 +385,8 @@ class CaptionEvalConfig(EvalConfig):
     num_beams: PositiveInt | None = None
     """Width of beam search; null decodes greedily."""
     length_penalty: LengthPenalty | None = None
-    """Of beam search: log-probabilities are divided by length**length_penalty; null is 0 (their
-    sum).
+    """Of beam search: log-probabilities are divided by length**length_penalty; null is
+    0 (their sum).
     """
 
 
@@ -394,9 +396,10 @@ class RunConfig(Section):
     dir: str = "runs/run"
     """The run's folder."""
     resume: bool | str = "auto"
-    """``auto`` continues from the newest checkpoint if the configuration is the same, or starts a
-    new run; ``true`` continues with a changed configuration, too; ``false`` starts a new run, and
-    refuses a folder that holds one; or the path of a checkpoint to continue from.
+    """``auto`` continues from the newest checkpoint if the configuration is the same,
+    or starts a new run; ``true`` continues with a changed configuration, too; ``false``
+    starts a new run, and refuses a folder that holds one; or the path of a checkpoint
+    to continue from.
     """
     save_every: PositiveInt | None = None
     """Optimizer steps between two checkpoints; null saves at every validation."""
@@ -405,8 +408,8 @@ class RunConfig(Section):
     log_every: PositiveInt = 10
     """Optimizer steps between two log lines."""
     log_samples: NonNegativeInt = 2
-    """Number of images whose samples are written to ``samples.jsonl`` at every log line (of the
-    main process only).
+    """Number of images whose samples are written to ``samples.jsonl`` at every log line
+    (of the main process only).
     """
     trackers: list[str] = []
     """``tensorboard``, ``wandb``, ... through Accelerate, in addition to ``metrics.jsonl``."""

@@ -1,5 +1,5 @@
-"""The recipes that the package brings, ``configs/`` of the repository: found by name from any
-folder.
+"""The recipes that the package brings, ``configs/`` of the repository: found by name
+from any folder.
 """
 
 import difflib
@@ -18,11 +18,12 @@ def shipped_configs() -> dict[str, Path]:
 
 
 def find_config(name: str | Path) -> Path:
-    """The file at this path or, where there is none, the recipe that the package brings under this
-    name.
+    """The file at this path or, where there is none, the recipe that the package brings
+    under this name.
 
-    ``demo_xe``, ``demo_xe.yaml`` and ``configs/demo_xe.yaml`` name one recipe, so that what recipes say of
-    each other (``base: configs/scenes_scst_cider.yaml``) holds in any working directory.
+    ``demo_xe``, ``demo_xe.yaml`` and ``configs/demo_xe.yaml`` name one recipe, so that
+    what recipes say of each other (``base: configs/scenes_scst_cider.yaml``) holds in
+    any working directory.
 
     Raises:
         FileNotFoundError: neither is there; the message lists the nearest names.

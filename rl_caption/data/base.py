@@ -32,8 +32,8 @@ BY_REFERENCE = ("negatives", "positive_images")
 
 
 class DataError(UserError, ValueError):
-    """A dataset cannot be used as it is. The message names file, row and value, and says what is
-    expected.
+    """A dataset cannot be used as it is. The message names file, row and value, and
+    says what is expected.
     """
 
 
@@ -43,19 +43,19 @@ class Row(TypedDict):
     image_id: str
     """Unique within a split."""
     image: NotRequired[ImageSource | Frames]
-    """A path, a PIL image, or an object with ``render()``; for a video, a list or tuple of frames,
-    each one of these. Absent only in datasets of captions without images (``data.format:
-    captions``).
+    """A path, a PIL image, or an object with ``render()``; for a video, a list or tuple
+    of frames, each one of these. Absent only in datasets of captions without images
+    (``data.format: captions``).
     """
     references: list[str]
-    """Untokenised captions written by people. Empty only for inference, and in datasets of images
-    without captions (``data.format: images``).
+    """Untokenised captions written by people. Empty only for inference, and in datasets
+    of images without captions (``data.format: images``).
     """
     prompt: NotRequired[str]
     """Text that the caption continues, where the data has prompts."""
     features: NotRequired[Any]
-    """Region features of the image (``ImageFeatures``, or the path of their file), for captioners
-    that read regions.
+    """Region features of the image (``ImageFeatures``, or the path of their file), for
+    captioners that read regions.
     """
     scene: NotRequired[Any]
     """The generated scene that the image shows (``data.format: scenes``)."""
@@ -78,8 +78,8 @@ class Row(TypedDict):
 
 
 class RowView(Sequence[Row]):
-    """A lazy sequence of rows: ``make`` turns an item of ``items`` into a row whenever it is
-    accessed.
+    """A lazy sequence of rows: ``make`` turns an item of ``items`` into a row whenever
+    it is accessed.
     """
 
     def __init__(self, items: Sequence[Any], make: Callable[[Any], Row]) -> None:
@@ -178,8 +178,8 @@ def load_image(source: ImageSource | Frames) -> Image.Image:
 def pixel_key(
     image_id: str, source: ImageSource | Frames
 ) -> tuple[str, tuple[Any, ...]]:
-    """Key of an image or video in a cache of pixels: its id and, as ids are unique within a split
-    only, its files.
+    """Key of an image or video in a cache of pixels: its id and, as ids are unique
+    within a split only, its files.
     """
     frames = source if isinstance(source, list | tuple) else [source]
     return image_id, tuple(
@@ -188,8 +188,8 @@ def pixel_key(
 
 
 def with_references(row: Any, chosen: Sequence[int]) -> Any:
-    """Copy a row with only the ``chosen`` references (ascending indices) and their entries in
-    ``BY_REFERENCE``.
+    """Copy a row with only the ``chosen`` references (ascending indices) and their
+    entries in ``BY_REFERENCE``.
     """
     copy = dict(row)
     for name in ("references", *BY_REFERENCE):
@@ -204,10 +204,9 @@ def reward_inputs(
 ) -> tuple[list[str], dict[str, Any]]:
     """Prompts and columns to call a reward with, for N captions and their N rows.
 
-    A row without a prompt gets "". The columns are those of ``COLUMNS`` that all rows have, and
-    ``finished`` where it
-    is given: whether each caption ended with EOS. Rewards take a missing ``finished`` to mean that
-    all did.
+    A row without a prompt gets "". The columns are those of ``COLUMNS`` that all rows
+    have, and ``finished`` where it is given: whether each caption ended with EOS.
+    Rewards take a missing ``finished`` to mean that all did.
     """
     columns: dict[str, Any] = {
         name: [row[name] for row in rows]

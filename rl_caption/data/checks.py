@@ -1,5 +1,5 @@
-"""Checks of a whole dataset before training, which report all problems at once, with counts and
-first offenders.
+"""Checks of a whole dataset before training, which report all problems at once, with
+counts and first offenders.
 """
 
 import json
@@ -80,8 +80,8 @@ class Verdict(NamedTuple):
 
 
 class ImageFile(NamedTuple):
-    """An image file, or a video (a file, or a folder of images) of which ``num_frames`` frames are
-    read.
+    """An image file, or a video (a file, or a folder of images) of which ``num_frames``
+    frames are read.
     """
 
     path: str
@@ -115,8 +115,8 @@ class CheckReport:
     problems: Mapping[str, Sequence[str]]
     """Kind -> what has it: rows, captions if these are empty, images if they leaked."""
     kept: Mapping[str, Mapping[int, list[int] | None]]
-    """Split -> index of each row to keep, ascending -> indices of its non-empty references, or None
-    where all are good.
+    """Split -> index of each row to keep, ascending -> indices of its non-empty
+    references, or None where all are good.
     """
     warnings: Sequence[str] = ()
     """Of references that are likely not meant as they are (``TextForms``)."""
@@ -132,8 +132,8 @@ class CheckReport:
         return "\n".join(lines)
 
     def good_rows_of(self, data: Splits) -> Splits:
-        """The checked dataset with its good rows only. Splits that were not checked stay as they
-        are.
+        """The checked dataset with its good rows only. Splits that were not checked
+        stay as they are.
         """
         splits = dict(data)
         for split, kept in self.kept.items():
@@ -190,30 +190,30 @@ def check_data(
     needs: Collection[str] = ("image", "text"),
     tokenizer: str | None = TOKENIZER,
 ) -> CheckReport:
-    """Check splits of a dataset: image files, captions, ids, and leakage of images between these
-    and all other splits.
+    """Check splits of a dataset: image files, captions, ids, and leakage of images
+    between these and all other splits.
 
-    Rendered images have no file to check. Of region features headers are read; loading checks their
-    values. Of all other splits, ids and image files are compared.
+    Rendered images have no file to check. Of region features headers are read; loading
+    checks their values. Of all other splits, ids and image files are compared.
 
     Args:
         data: the dataset.
         splits: the splits to check.
-        on_bad: ``fail`` raises if there is any problem; ``skip`` leaves out bad rows and empty
-            captions. An image in several splits then stays in the evaluation split (test before val
-            before train).
-        check_pixels: decode every image. False only checks that the file exists, and finds no equal
-            images.
+        on_bad: ``fail`` raises if there is any problem; ``skip`` leaves out bad rows
+            and empty captions. An image in several splits then stays in the evaluation
+            split (test before val before train).
+        check_pixels: decode every image. False only checks that the file exists, and
+            finds no equal images.
         check_images: False where only features are read, so that image files may be absent.
         cache: a JSON file that remembers good images and features for the next run.
-        needs: what every row must have: an ``image``, a reference (``text``). What is there is
-            checked in any case.
-        tokenizer: ``data.tokenizer``, by which captions are split into words; None where only a
-            model reads them.
+        needs: what every row must have: an ``image``, a reference (``text``). What is
+            there is checked in any case.
+        tokenizer: ``data.tokenizer``, by which captions are split into words; None
+            where only a model reads them.
 
     Raises:
-        DataError: with ``fail`` there is a problem, or with ``skip`` a split has no rows left (the
-            message is the report); or a split is unknown.
+        DataError: with ``fail`` there is a problem, or with ``skip`` a split has no
+            rows left (the message is the report); or a split is unknown.
     """
     found: dict[str, list[str]] = {kind: [] for kind in ADVICE}
     forms = TextForms()
@@ -273,11 +273,11 @@ def check_row_images(
     cache: str | Path | None = None,
     on_bad: str = "fail",
 ) -> list[Row]:
-    """Check the image files of rows where ``needed_by`` reads their pixels, such as a reward beside
-    a captioner of features; return the good rows.
+    """Check the image files of rows where ``needed_by`` reads their pixels, such as a
+    reward beside a captioner of features; return the good rows.
 
-    Raises ``DataError`` with the count and the first offenders unless ``on_bad`` is ``skip``, or
-    where none is good.
+    Raises ``DataError`` with the count and the first offenders unless ``on_bad`` is
+    ``skip``, or where none is good.
     """
     files = [_file_of(row.get("image")) for row in rows]
     verdicts = verify(filter(None, files), check_pixels, cache)
@@ -320,8 +320,8 @@ def verify(
     read: bool = True,
     cache: str | Path | None = None,
 ) -> dict[Any, Verdict]:
-    """Read each image (``ImageFile``, ``LazyImage``) or ``ImageFeatures`` once, by threads; without
-    ``read`` only look whether images exist.
+    """Read each image (``ImageFile``, ``LazyImage``) or ``ImageFeatures`` once, by
+    threads; without ``read`` only look whether images exist.
 
     ``cache`` is a JSON file of good results by name, each with the stamp that it counts for.
     """
@@ -361,8 +361,8 @@ def in_parallel(
     num_workers: int,
     title: str,
 ) -> Iterator[Any]:
-    """Yield ``function(item)`` for every item in order, computed by threads, with the display of
-    ``progress``.
+    """Yield ``function(item)`` for every item in order, computed by threads, with the
+    display of ``progress``.
     """
     with ThreadPoolExecutor(max(1, num_workers)) as pool:
         yield from progress(pool.map(function, items), title, total=len(items))
@@ -425,8 +425,8 @@ def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
 def _leaks(
     entries: Iterable[_Entry], splits: Collection[str], kind: str
 ) -> Iterator[str]:
-    """Yield what several splits contain, one of ``splits`` at least; only its rows in the most
-    valuable stay good.
+    """Yield what several splits contain, one of ``splits`` at least; only its rows in
+    the most valuable stay good.
     """
     for group in _repeated(entries, LEAKED[kind]):
         owners = dict.fromkeys(entry.split for entry in group)

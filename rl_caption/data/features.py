@@ -1,5 +1,5 @@
-"""Region features, for captioners that read the regions of a detector, or a grid, instead of
-pixels.
+"""Region features, for captioners that read the regions of a detector, or a grid,
+instead of pixels.
 
 They are in a folder with one ``.npz`` or ``.npy`` file per image, or in one HDF5 file.
 """
@@ -37,11 +37,11 @@ class FeatureOptions:
     """How features are stored and read (``data.features_kwargs``).
 
     Args:
-        dim: size of a stored region feature (2048 bottom-up, 2054 VinVL); None accepts any size
-            that all files share.
-        pattern: name of an image's file without extension, or its key in the HDF5 file, made of
-            ``{image_id}``, ``{stem}`` (the image file's name without extension) and ``{folder}``
-            (the name of that file's folder).
+        dim: size of a stored region feature (2048 bottom-up, 2054 VinVL); None accepts
+            any size that all files share.
+        pattern: name of an image's file without extension, or its key in the HDF5 file,
+            made of ``{image_id}``, ``{stem}`` (the image file's name without extension)
+            and ``{folder}`` (the name of that file's folder).
         max_regions: keep at most so many regions, the first of the file; None keeps all.
     """
 
@@ -69,8 +69,8 @@ def _read_file(path: str, values: bool) -> Any:
 
 @dataclass(eq=False)
 class Hdf5File:
-    """An HDF5 file with a dataset per image. Each process opens the file for itself when it first
-    reads from it; an open file is not carried into another process.
+    """An HDF5 file with a dataset per image. Each process opens the file for itself
+    when it first reads from it; an open file is not carried into another process.
     """
 
     path: Path
@@ -131,8 +131,8 @@ class ImageFeatures:
     def load(self, dim: int | None = None) -> NDArray[np.float32]:
         """Read the features, float32 [R, D]; ``dim`` is the expected D (None: any).
 
-        Raises ``DataError`` where they are missing or unreadable, or a shape is wrong, or a value
-        is not finite. Missing features are never replaced by zeros or noise.
+        Raises ``DataError`` where they are missing or unreadable, or a shape is wrong,
+        or a value is not finite. Missing features are never replaced by zeros or noise.
         """
         stored = self._read(True, dim)
         with naming(self.where, UNREADABLE_ARRAY, DataError, (DataError,)):
@@ -191,8 +191,8 @@ def as_image_features(features: Any, image_id: str) -> ImageFeatures:
 
 
 def check_width(shape: Sequence[int], dim: int | None, where: str) -> None:
-    """Raise ``DataError`` unless the last axis, the size of a region feature, is ``dim`` (None:
-    any).
+    """Raise ``DataError`` unless the last axis, the size of a region feature, is
+    ``dim`` (None: any).
     """
     if dim not in (None, shape[-1]):
         raise DataError(
@@ -230,8 +230,8 @@ def pad_features(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Pad the features [R_i, D] of B images to the largest number of regions R.
 
-    Returns features float32 [B, R, D], padded with zeros, and mask bool [B, R], True for real
-    regions.
+    Returns features float32 [B, R, D], padded with zeros, and mask bool [B, R], True
+    for real regions.
     """
     import torch
     from torch.nn.utils.rnn import pad_sequence

@@ -1,5 +1,5 @@
-"""Reading and writing caption and reference files in the formats of the field. Image ids are always
-strings.
+"""Reading and writing caption and reference files in the formats of the field. Image
+ids are always strings.
 """
 
 import hashlib
@@ -55,17 +55,17 @@ class References(dict[str, list[str]]):
 def read_captions(path: str | Path) -> Captions:
     """Read one caption per image from COCO result format, ``[{"image_id": …, "caption": …}, …]``.
 
-    ``image_name`` may stand in place of ``image_id``, and JSON lines, an object each, or
-    ``{image_id: caption}`` in place of the list. Without either, the path ``image`` is the id, as
-    in data.
+    ``image_name`` may stand in place of ``image_id``, and JSON lines, an object each,
+    or ``{image_id: caption}`` in place of the list. Without either, the path ``image``
+    is the id, as in data.
 
     Args:
         path: the file, a pipe such as ``/dev/stdin``, or the folder of an
             evaluation, with ``predictions.json``.
 
     Raises:
-        DataError: another format, or a repeated key or image. The message has the count and the
-            first offenders.
+        DataError: another format, or a repeated key or image. The message has the count
+            and the first offenders.
     """
     captions = Captions()
     path = captions_file(path)
@@ -102,20 +102,21 @@ def read_references(
 ) -> References:
     """Read the reference captions of each image.
 
-    The format is recognised by its content: ``{image_id: [str, …]}``; a list of ``{image_id,
-    captions: [str, …]}``; COCO annotations (``images``
-    and ``annotations``); Karpathy JSON (an image's id is its ``cocoid``, or else its ``imgid``); or
-    JSON lines, as of ``data.format: jsonl``.
+    The format is recognised by its content: ``{image_id: [str, …]}``; a list of
+    ``{image_id, captions: [str, …]}``; COCO annotations (``images`` and
+    ``annotations``); Karpathy JSON (an image's id is its ``cocoid``, or else its
+    ``imgid``); or JSON lines, as of ``data.format: jsonl``.
 
     Args:
         path: the file, or a pipe such as ``/dev/stdin``.
-        split: of Karpathy JSON and JSON lines: ``train`` (with ``restval``), ``val`` or ``test``;
-            None takes all.
-        by: what identifies images in the result. ``image_name`` is the key of that name in a list,
-            ``file_name`` in COCO annotations, ``filename`` in Karpathy JSON, the last part of ``image`` in JSON lines,
-            and the key itself in ``{name: [str, …]}``.
-        has_splits: whether a ``split`` of a file without splits is an error; with False, such a
-            file is read whole.
+        split: of Karpathy JSON and JSON lines: ``train`` (with ``restval``), ``val`` or
+            ``test``; None takes all.
+        by: what identifies images in the result. ``image_name`` is the key of that name
+            in a list, ``file_name`` in COCO annotations, ``filename`` in Karpathy JSON,
+            the last part of ``image`` in JSON lines, and the key itself in ``{name:
+            [str, …]}``.
+        has_splits: whether a ``split`` of a file without splits is an error; with
+            False, such a file is read whole.
 
     Raises:
         DataError: another format, a repeated key or image, an empty reference, or an unknown split.
@@ -189,8 +190,8 @@ def coco_records(
 ) -> list[tuple[dict[str, Any], list[str]]]:
     """Each image of parsed COCO annotations with its captions.
 
-    Raises ``DataError`` for another format, a doubled image, and an annotation of an image that is
-    not listed.
+    Raises ``DataError`` for another format, a doubled image, and an annotation of an
+    image that is not listed.
     """
     problem = f"{path} has no COCO annotations, or of an image that is not listed"
     with naming(problem, (KeyError, TypeError), DataError):
@@ -209,8 +210,8 @@ def references_for(
     references: Mapping[str, Sequence[str]],
     source: str | Path,
 ) -> list[list[str]]:
-    """The references of N images. Raises ``DataError``, with the count and the first ids, where
-    images have none.
+    """The references of N images. Raises ``DataError``, with the count and the first
+    ids, where images have none.
     """
     ids = list(image_ids)
     missing = [image_id for image_id in ids if not references.get(image_id)]
@@ -224,13 +225,14 @@ def with_ids_of(
     images: Mapping[str, Any],
     source: str | Path,
 ) -> Captions:
-    """Captions whose ids are paths of images, as ``caption --out`` writes them, by the ids of these
-    images.
+    """Captions whose ids are paths of images, as ``caption --out`` writes them, by the
+    ids of these images.
 
-    An id that is not among ``known`` and ends as an image file does becomes the id of the image of
-    this path in ``images`` (id -> path) or else, as in ``find_images``, the known id that is the
-    name, the stem, or the number at the end of the stem. All other ids stay. Raises ``DataError``,
-    which names ``source``, where two captions are of one image.
+    An id that is not among ``known`` and ends as an image file does becomes the id of
+    the image of this path in ``images`` (id -> path) or else, as in ``find_images``,
+    the known id that is the name, the stem, or the number at the end of the stem. All
+    other ids stay. Raises ``DataError``, which names ``source``, where two captions are
+    of one image.
     """
     ids = {
         os.path.abspath(path): image_id
@@ -252,8 +254,8 @@ def with_ids_of(
 
 
 def _names_of(path: Path) -> list[str]:
-    """The ids that a file answers to: its name, its stem, and the number that ends the stem, if one
-    does.
+    """The ids that a file answers to: its name, its stem, and the number that ends the
+    stem, if one does.
     """
     number = re.search(r"0*([0-9]+)$", path.stem)
     return [path.name, path.stem, *(number.groups() if number else ())]
@@ -262,10 +264,10 @@ def _names_of(path: Path) -> list[str]:
 def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     """Find the file of each image in a folder, among its ``list_images``.
 
-    An id is a file's path (from the working directory or from the folder) or, where none has it, a
-    file's name, then its stem, then, for a whole number, the digits at the end of its stem
-    (``391895`` is ``COCO_val2014_000000391895.jpg``). Raises ``DataError`` where an id has no file
-    or, in the same way, several, which it names.
+    An id is a file's path (from the working directory or from the folder) or, where
+    none has it, a file's name, then its stem, then, for a whole number, the digits at
+    the end of its stem (``391895`` is ``COCO_val2014_000000391895.jpg``). Raises
+    ``DataError`` where an id has no file or, in the same way, several, which it names.
     """
     root, ids = Path(folder), list(image_ids)
     files_by: dict[tuple[int, str], list[str]] = defaultdict(list)
@@ -283,8 +285,8 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
 
 
 def write_json(path: str | Path, content: Any, allow_nan: bool = False) -> None:
-    """Write JSON atomically (see ``write_text``). Raises ``ValueError`` for NaN and infinity unless
-    ``allow_nan``.
+    """Write JSON atomically (see ``write_text``). Raises ``ValueError`` for NaN and
+    infinity unless ``allow_nan``.
     """
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=allow_nan)
     write_text(path, text + "\n")

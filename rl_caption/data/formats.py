@@ -1,13 +1,14 @@
 """Data formats by name, the rows of Python objects and of tables, and what formats share.
 
-A format of this package is a line in ``FORMATS``. One from outside is named by ``data.target``
-(``package.module:Name``): a function that yields rows, or the rows themselves (``rows_of``). Its
-parameters are its options, with ranges in their annotations (``Annotated[int, Field(ge=1)]``);
-their values come from ``data.kwargs``, or, for parameters named like one of ``KEYS``, from that key
-of ``data``.
+A format of this package is a line in ``FORMATS``. One from outside is named by
+``data.target`` (``package.module:Name``): a function that yields rows, or the rows
+themselves (``rows_of``). Its parameters are its options, with ranges in their
+annotations (``Annotated[int, Field(ge=1)]``); their values come from ``data.kwargs``,
+or, for parameters named like one of ``KEYS``, from that key of ``data``.
 
-The hub, Parquet, CSV, imagefolders and webdataset's tar shards are read by the library ``datasets``
-(extra ``hub``): texts when a row is accessed, and images when they are opened.
+The hub, Parquet, CSV, imagefolders and webdataset's tar shards are read by the library
+``datasets`` (extra ``hub``): texts when a row is accessed, and images when they are
+opened.
 """
 
 from __future__ import annotations
@@ -135,14 +136,15 @@ def hub(
     """Read a data set of the hub, or files in a layout that ``datasets`` reads.
 
     Args:
-        path: its name, ``OWNER/NAME``, or a folder such as one of ``train-*.parquet`` or
-            ``train-*.tar``, or a file of ``LOADERS``, which is the split ``train``.
+        path: its name, ``OWNER/NAME``, or a folder such as one of ``train-*.parquet``
+            or ``train-*.tar``, or a file of ``LOADERS``, which is the split ``train``.
         columns: column of this package -> column there (``renamed_columns``).
-        image_root: folder that images start from, where their column has paths; None is that of
-            local files.
+        image_root: folder that images start from, where their column has paths; None is
+            that of local files.
         splits: split here -> split there, in the notation of ``datasets`` (``{train:
-            train+restval}``), whatever a column ``split`` names. None takes all, and ``validation``
-            is ``val``; or those that the column ``split`` names, where there is one.
+            train+restval}``), whatever a column ``split`` names. None takes all, and
+            ``validation`` is ``val``; or those that the column ``split`` names, where
+            there is one.
         name: the configuration, where the data set has several.
         revision: branch, tag or commit.
 
@@ -173,8 +175,8 @@ def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Split
     """The rows of Python objects by split.
 
     Args:
-        source: rows (``Row``, and the ``split`` if it is not ``train``) as a list or from a
-            generator; a table of ``datasets``; or a dict of these by split.
+        source: rows (``Row``, and the ``split`` if it is not ``train``) as a list or
+            from a generator; a table of ``datasets``; or a dict of these by split.
         name: of the source in messages.
         checked: its rows are right, so that types and keys are not looked at.
 
@@ -189,8 +191,8 @@ def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Split
         return _rows_of_tables(tables, name)
 
     def rows() -> Iterator[tuple[str, Any]]:
-        """Yield split and row; those of a generator as bytes: millions of them take what their
-        texts take.
+        """Yield split and row; those of a generator as bytes: millions of them take
+        what their texts take.
         """
         for part, items in parts.items():
             where = f"{name}, split {part!r}" if part else name

@@ -1,7 +1,7 @@
 """Training batches: the order of the images, their augmentation, and collation for the captioner.
 
-Order and augmentation are pure functions of (seed, step), so that a run resumes, even with another
-number of processes, without any state of a loader or sampler.
+Order and augmentation are pure functions of (seed, step), so that a run resumes, even
+with another number of processes, without any state of a loader or sampler.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def step_indices(
 ) -> list[int]:
     """Row indices of the global batch of optimizer step ``step`` (counted from 0).
 
-    Epochs are independent permutations, one after another: every image is seen once per epoch, none
-    is dropped, and a batch may span two epochs.
+    Epochs are independent permutations, one after another: every image is seen once per
+    epoch, none is dropped, and a batch may span two epochs.
     """
     start = step * batch_size
     indices: list[int] = []
@@ -57,8 +57,8 @@ def step_indices(
 def row_generator(seed: int, step: int, key: str) -> np.random.Generator:
     """Random numbers for one image at one step, a pure function of the arguments.
 
-    The counter-based generator Philox (Salmon et al. 2011, "Parallel random numbers: as easy as 1,
-    2, 3"), keyed by a hash of the arguments.
+    The counter-based generator Philox (Salmon et al. 2011, "Parallel random numbers: as
+    easy as 1, 2, 3"), keyed by a hash of the arguments.
     """
     digest = hashlib.blake2b(f"{seed}/{step}/{key}".encode(), digest_size=16).digest()
     return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
@@ -80,11 +80,11 @@ def micro_batches(
     seed: int,
     first_step: int,
 ) -> Iterator[list[tuple[int, int]]]:
-    """Yield the micro-batches of one process, as (row index, step) pairs, step after step without
-    end.
+    """Yield the micro-batches of one process, as (row index, step) pairs, step after
+    step without end.
 
-    Each process takes ``batch_size / processes`` consecutive rows of the global batch and cuts them
-    into micro-batches.
+    Each process takes ``batch_size / processes`` consecutive rows of the global batch
+    and cuts them into micro-batches.
     """
     size = batch_size // processes
     for step in itertools.count(first_step):
@@ -115,8 +115,8 @@ def augment(
     step: int,
     image_id: str,
 ) -> Tensor:
-    """Augment an image, ``pixels`` [C, S, S] with any number of channels: returns a new tensor of
-    the same shape.
+    """Augment an image, ``pixels`` [C, S, S] with any number of channels: returns a new
+    tensor of the same shape.
 
     A pure function of the arguments. ``names`` are among these:
 
@@ -152,11 +152,12 @@ class Collate:
 
     Args:
         captioner: preprocesses the images and tokenises the references.
-        max_target_tokens: length limit of the targets made of the references, EOS included; None
-            makes no targets.
+        max_target_tokens: length limit of the targets made of the references, EOS
+            included; None makes no targets.
         captions_per_image: references per image and step, drawn anew at every step; None takes all.
-        augmentations: names of ``augment``, drawn anew at every step. Captions must stay true:
-            aerial photos may be mirrored, scenes with a left and a right may not.
+        augmentations: names of ``augment``, drawn anew at every step. Captions must
+            stay true: aerial photos may be mirrored, scenes with a left and a right may
+            not.
         seed: of the draws.
     """
 
@@ -211,11 +212,11 @@ def encode_targets(
     max_tokens: int,
     rows: Sequence[Row],
 ) -> tuple[Tensor, Tensor]:
-    """Encode the references of B images: token ids [B, C, L], and the mask [B, C, L] of the tokens
-    to learn.
+    """Encode the references of B images: token ids [B, C, L], and the mask [B, C, L] of
+    the tokens to learn.
 
-    C is the largest number of references of an image; shorter lists are filled with padding.
-    ``rows`` [B] have the prompts.
+    C is the largest number of references of an image; shorter lists are filled with
+    padding. ``rows`` [B] have the prompts.
     """
     encoded = [
         captioner.encode(captions, max_tokens, row)
@@ -236,8 +237,8 @@ def encode_targets(
 class _MicroBatches(Dataset):
     """Makes a micro-batch of (row index, step) pairs, in a worker or not.
 
-    An error that a user can mend is returned: a ``DataLoader`` would put the traceback of the
-    worker into its message.
+    An error that a user can mend is returned: a ``DataLoader`` would put the traceback
+    of the worker into its message.
     """
 
     rows: Sequence[Row]
@@ -262,9 +263,9 @@ def row_loader(
     order: Iterator[list[tuple[int, int]]],
     num_workers: int,
 ) -> Iterator[Iterator[Batch]]:
-    """Inside the ``with``, an iterator over the micro-batches of (row index, step) in ``order``,
-    collated by ``collate``, which workers may prepare. An error of a worker that a user can mend is
-    raised as it is.
+    """Inside the ``with``, an iterator over the micro-batches of (row index, step) in
+    ``order``, collated by ``collate``, which workers may prepare. An error of a worker
+    that a user can mend is raised as it is.
     """
     batches: Any = iter(
         DataLoader(
@@ -294,8 +295,8 @@ def _raise_errors(batch: Batch | Exception) -> Batch:
 
 
 def _leave_signals_to_the_training(worker: int) -> None:
-    """Ignore stop signals in workers: a signal to the whole job must not end them while the
-    training still saves.
+    """Ignore stop signals in workers: a signal to the whole job must not end them while
+    the training still saves.
     """
     for number in STOP_SIGNALS:
         signal.signal(number, signal.SIG_IGN)

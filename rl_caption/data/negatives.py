@@ -1,5 +1,5 @@
-"""Sources of hard negatives: false captions of an image (``negatives.source`` of the task
-``contrastive``).
+"""Sources of hard negatives: false captions of an image (``negatives.source`` of the
+task ``contrastive``).
 """
 
 from typing import Protocol
@@ -18,15 +18,15 @@ class NegativeSource(Protocol):
         caption: str,
         generator: np.random.Generator,
     ) -> list[tuple[str, str]]:
-        """Return pairs (kind, false caption), the preferred ones first; a pure function of the
-        arguments.
+        """Return pairs (kind, false caption), the preferred ones first; a pure function
+        of the arguments.
         """
         ...
 
 
 class ColumnNegatives:
-    """Hard negatives of the dataset itself, a ``NegativeSource``: the column ``negatives``, one
-    list per reference.
+    """Hard negatives of the dataset itself, a ``NegativeSource``: the column
+    ``negatives``, one list per reference.
     """
 
     def __call__(
@@ -35,8 +35,8 @@ class ColumnNegatives:
         caption: str,
         generator: np.random.Generator,
     ) -> list[tuple[str, str]]:
-        """The negatives of the reference, in random order. Raises ``DataError`` where the row has
-        none for it.
+        """The negatives of the reference, in random order. Raises ``DataError`` where
+        the row has none for it.
         """
         column = row.get("negatives")
         if column is None or caption not in row["references"]:

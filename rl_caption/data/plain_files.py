@@ -57,8 +57,8 @@ def parse_json(
 
 
 def parse_file(data: bytes, path: str | Path) -> Any:
-    """The value of JSON, or the list of the values of JSON lines: several lines, of which the first
-    is an object.
+    """The value of JSON, or the list of the values of JSON lines: several lines, of
+    which the first is an object.
     """
     first, _, rest = data.strip().partition(b"\n")
     if rest and first.startswith(b"{") and first.rstrip().endswith(b"}"):
@@ -69,8 +69,8 @@ def parse_file(data: bytes, path: str | Path) -> Any:
 def json_lines(
     path: str | Path, lines: Iterable[bytes] | None = None
 ) -> Iterator[tuple[int, str, Any]]:
-    """Yield line number, ``FILE, line N`` and value of each non-empty line of JSON, of a file or of
-    its ``lines``. Only a line feed ends a line.
+    """Yield line number, ``FILE, line N`` and value of each non-empty line of JSON, of
+    a file or of its ``lines``. Only a line feed ends a line.
     """
     with open(path, "rb") if lines is None else nullcontext(lines) as file:
         for number, line in enumerate(file, start=1):
@@ -88,8 +88,8 @@ def read_utf8(path: Path) -> str:
 def read_json(file: Path, error: type[Exception], kind: Any = dict) -> Any:
     """Read a JSON file whose value has the type ``kind`` (see ``check_type``).
 
-    Raises ``error``, which names the file and the key, for another value, and ``OSError`` for an
-    unreadable file.
+    Raises ``error``, which names the file and the key, for another value, and
+    ``OSError`` for an unreadable file.
     """
     content = parse_json(file.read_bytes(), file, error)
     check_type(content, kind, str(file), error=error)
@@ -142,10 +142,10 @@ FORMS = {
 class TextForms:
     """Counts captions that cost scores by their form.
 
-    They have left-over special tokens, which every metric takes for words; or another Unicode form
-    than others (NFD, letters and accents apart, against NFC), so that equal words do not match; or
-    no word, if they are ``scored``; or no spaces between words, as in Chinese and Thai, so that a
-    caption is one word.
+    They have left-over special tokens, which every metric takes for words; or another
+    Unicode form than others (NFD, letters and accents apart, against NFC), so that
+    equal words do not match; or no word, if they are ``scored``; or no spaces between
+    words, as in Chinese and Thai, so that a caption is one word.
     """
 
     def __init__(self) -> None:
@@ -172,8 +172,8 @@ class TextForms:
     def warnings(self, tokenizer: str | None) -> list[str]:
         """A sentence for each problem, with its count and first texts.
 
-        ``tokenizer`` is one of ``rewards.text.tokenize``, or None where only a model reads the
-        texts.
+        ``tokenizer`` is one of ``rewards.text.tokenize``, or None where only a model
+        reads the texts.
         """
         harmless = {
             "char": {"decomposed", "char"},
@@ -191,8 +191,8 @@ class TextForms:
 
 
 def _lacks_spaces(text: str) -> bool:
-    """Whether a text is in a script that has no spaces, and its words have more than six letters on
-    average.
+    """Whether a text is in a script that has no spaces, and its words have more than
+    six letters on average.
     """
     count = len(_UNSPACED.findall(text))
     words = sum(_UNSPACED.search(word) is not None for word in text.split())
@@ -204,8 +204,8 @@ def progress(
     title: str,
     total: int | None = None,
 ) -> Iterator[Any]:
-    """Yield the items; show a bar in the main process after two seconds, or a line each ten seconds
-    where there is no terminal.
+    """Yield the items; show a bar in the main process after two seconds, or a line each
+    ten seconds where there is no terminal.
 
     ``total`` is the number of items, by default their length.
     """

@@ -1,5 +1,5 @@
-"""Make region features: unpack published TSV files, or encode photos with a frozen image encoder,
-whose grids [H, W, D] are stored.
+"""Make region features: unpack published TSV files, or encode photos with a frozen
+image encoder, whose grids [H, W, D] are stored.
 """
 
 import base64
@@ -34,17 +34,17 @@ RECORD = "encoder.json"
 
 
 def encode_features(config: Any) -> tuple[int, int]:
-    """Write the grid of every image, as a ``PrepareFeaturesConfig`` says; returns how many were
-    written and how many were there already.
+    """Write the grid of every image, as a ``PrepareFeaturesConfig`` says; returns how
+    many were written and how many were there already.
 
-    Images are preprocessed as the encoder requires. Existing features are kept but for those of
-    newer images. The file ``ID.npz`` has the array ``features`` [H, W, D].
+    Images are preprocessed as the encoder requires. Existing features are kept but for
+    those of newer images. The file ``ID.npz`` has the array ``features`` [H, W, D].
 
     Raises:
-        ConfigError: the encoder or the device cannot be used, or ``out`` has features of another
-            encoder.
-        DataError: images are missing or unreadable (found before anything is encoded), or a value
-            of a grid is not finite or beyond ``dtype``.
+        ConfigError: the encoder or the device cannot be used, or ``out`` has features
+            of another encoder.
+        DataError: images are missing or unreadable (found before anything is encoded),
+            or a value of a grid is not finite or beyond ``dtype``.
     """
     out, encoder = Path(config.out), config.encoder
     images, dtype = _images(config), config.dtype or "float16"
@@ -120,12 +120,12 @@ def _images(config: Any) -> dict[str, str]:
 def convert_tsv(paths: Sequence[str | Path], out: Path, dtype: str = "float32") -> int:
     """Write ``OUT/<image_id>.npz`` for every image of TSV files, over files that are there.
 
-    The layout is recognised by its columns: bottom-up attention (``image_id, image_w, image_h,
-    num_boxes, boxes, features``), LXMERT (ten columns, with objects and attributes) and VinVL
-    (``image_id`` and JSON with ``num_boxes`` and ``features``; or ``image_id, num_boxes,
-    features``). Arrays are base64 of float32. The first usable line of an
-    image counts: published files have lines that are cut off, and the same image whole further
-    down.
+    The layout is recognised by its columns: bottom-up attention (``image_id, image_w,
+    image_h, num_boxes, boxes, features``), LXMERT (ten columns, with objects and
+    attributes) and VinVL (``image_id`` and JSON with ``num_boxes`` and ``features``; or
+    ``image_id, num_boxes, features``). Arrays are base64 of float32. The first usable
+    line of an image counts: published files have lines that are cut off, and the same
+    image whole further down.
 
     Args:
         paths: the TSV files.
@@ -136,8 +136,8 @@ def convert_tsv(paths: Sequence[str | Path], out: Path, dtype: str = "float32") 
         How many images were written.
 
     Raises:
-        DataError: a line has another layout or its arrays do not fit, or their size is not that of
-            the first image (the message names file, line and image).
+        DataError: a line has another layout or its arrays do not fit, or their size is
+            not that of the first image (the message names file, line and image).
     """
     dim: int | None = None
     converted = set[str]()

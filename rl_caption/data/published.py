@@ -1,8 +1,9 @@
 """Data sets in the layouts in which they are published: generators of rows.
 
-COCO annotations, ShareGPT4V, DCI, Urban-1k; and for reward models images alone, captions alone and
-captions with a number each. Those whose files are JSON lines (DOCCI, ImageInWords, DeCapBench) are
-read by ``data.format: jsonl`` with ``data.columns`` (docs/data.md).
+COCO annotations, ShareGPT4V, DCI, Urban-1k; and for reward models images alone,
+captions alone and captions with a number each. Those whose files are JSON lines (DOCCI,
+ImageInWords, DeCapBench) are read by ``data.format: jsonl`` with ``data.columns``
+(docs/data.md).
 """
 
 import os
@@ -45,8 +46,8 @@ def coco(
     split: str = "val",
     split_by: str | None = None,
 ) -> Rows:
-    """Captions in COCO's annotation format (``images`` and ``annotations``), such as those of
-    NoCaps, in one split.
+    """Captions in COCO's annotation format (``images`` and ``annotations``), such as
+    those of NoCaps, in one split.
 
     ``image_id`` is the image's ``id``; an image without annotations has no references.
 
@@ -54,12 +55,12 @@ def coco(
         path: the JSON file.
         image_root: the folder of the images, relative to the file's folder.
         split: name of the split.
-        split_by: a key of the images whose values are the splits instead, such as ``domain`` of
-            NoCaps (``in-domain``, ``near-domain``, ``out-domain``).
+        split_by: a key of the images whose values are the splits instead, such as
+            ``domain`` of NoCaps (``in-domain``, ``near-domain``, ``out-domain``).
 
     Raises:
-        DataError: the file is of another format, or an annotation is of an image that is not
-            listed.
+        DataError: the file is of another format, or an annotation is of an image that
+            is not listed.
     """
     file = Path(path)
     root = file.parent / image_root
@@ -77,17 +78,17 @@ def sharegpt4v(
     image_root: str | Path = "",
     val_images: Annotated[int, Field(ge=1, le=10**7)] = 1000,
 ) -> Rows:
-    """Conversations of ShareGPT4V (Chen et al., ECCV 2024), of which the last turn is the
-    description of the image.
+    """Conversations of ShareGPT4V (Chen et al., ECCV 2024), of which the last turn is
+    the description of the image.
 
-    The first ``val_images`` are the split ``val``, as in Long-CLIP's code, all others ``train``.
-    ``image_id`` is the image's path in the file; the description, with spaces for line breaks, is
-    the only reference, and the ``long_reference``.
+    The first ``val_images`` are the split ``val``, as in Long-CLIP's code, all others
+    ``train``. ``image_id`` is the image's path in the file; the description, with
+    spaces for line breaks, is the only reference, and the ``long_reference``.
 
     Args:
         path: the JSON file, such as ``share-captioner_coco_lcs_sam_1246k_1107.json``.
-        image_root: the folder that ``coco``, ``llava`` and ``sam`` are in, relative to the file's
-            folder.
+        image_root: the folder that ``coco``, ``llava`` and ``sam`` are in, relative to
+            the file's folder.
         val_images: number of images in ``val``.
 
     Raises:
@@ -110,8 +111,9 @@ def sharegpt4v(
 def densely_captioned(path: str | Path) -> Rows:
     """sDCI: about ten summaries of each image's dense description (Urbanek et al., CVPR 2024).
 
-    The summaries of the whole image are its references, the first its ``long_reference``. Images
-    without any are left out, as in the released code. ``image_id`` is the name of the annotation.
+    The summaries of the whole image are its references, the first its
+    ``long_reference``. Images without any are left out, as in the released code.
+    ``image_id`` is the name of the annotation.
 
     Args:
         path: the folder ``densely_captioned_images`` with ``complete``, ``photos`` and
@@ -139,11 +141,11 @@ def densely_captioned(path: str | Path) -> Rows:
 
 
 def urban1k(path: str | Path) -> Rows:
-    """A folder of images and a folder of texts with the same names, as Urban-1k (Zhang et al.,
-    "Long-CLIP", ECCV 2024).
+    """A folder of images and a folder of texts with the same names, as Urban-1k (Zhang
+    et al., "Long-CLIP", ECCV 2024).
 
-    The first line of ``caption/NAME.txt`` is the reference of ``image/NAME.jpg``; all are in the
-    split ``test``.
+    The first line of ``caption/NAME.txt`` is the reference of ``image/NAME.jpg``; all
+    are in the split ``test``.
     """
     folder = Path(path)
     images = list_images(folder / "image")
@@ -166,11 +168,11 @@ def _held_out(split: str, key: str, val_fraction: float) -> str:
 def images(path: str | Path, val_fraction: HeldOut = 0.01) -> Rows:
     """A folder tree of images without captions, such as ImageNet.
 
-    Folders ``train``, ``val`` and ``test`` at its top are the splits; everything else is ``train``.
-    Without ``val``, about ``val_fraction`` of the training images are held out: those whose path
-    hashes below it, the same in every run, whatever else is in the folder. ``image_id`` is the path
-    in the folder. Files and folders whose names begin with a dot are left out; links to folders are
-    followed.
+    Folders ``train``, ``val`` and ``test`` at its top are the splits; everything else
+    is ``train``. Without ``val``, about ``val_fraction`` of the training images are
+    held out: those whose path hashes below it, the same in every run, whatever else is
+    in the folder. ``image_id`` is the path in the folder. Files and folders whose names
+    begin with a dot are left out; links to folders are followed.
     """
     root = Path(path)
     folders = map(standard_split, (path.name for path in root.glob("*/")))
@@ -194,16 +196,18 @@ def captions(
 ) -> Rows:
     """Captions without images, one per line, such as those of CC3M.
 
-    Empty lines are skipped. ``image_id`` is the file's name and the line, ``train.tsv:17``. Raises
-    ``DataError``, which names file and line, where a line is wrong.
+    Empty lines are skipped. ``image_id`` is the file's name and the line,
+    ``train.tsv:17``. Raises ``DataError``, which names file and line, where a line is
+    wrong.
 
     Args:
-        path: a text file, UTF-8, or a folder with files of the splits: ``train``, ``val`` and
-            ``test`` with any extension.
-        column: the column of the caption, separated by tabs and counted from 0 (CC3M: 0); None is
-            the whole line.
-        val_fraction: without a file ``val``, about this fraction of the captions is held out, those
-            that hash below it: equal captions always together, the same ones in every run.
+        path: a text file, UTF-8, or a folder with files of the splits: ``train``,
+            ``val`` and ``test`` with any extension.
+        column: the column of the caption, separated by tabs and counted from 0 (CC3M:
+            0); None is the whole line.
+        val_fraction: without a file ``val``, about this fraction of the captions is
+            held out, those that hash below it: equal captions always together, the same
+            ones in every run.
     """
     root = Path(path)
     files = {root: "train"}
@@ -238,9 +242,9 @@ def captions(
 def caption_targets(path: str | Path, val_fraction: HeldOut = 0.05) -> Rows:
     """JSON lines ``{"caption": ..., "target": ...}`` without images (docs/papers.md).
 
-    Empty lines are skipped, and further keys ignored. ``image_id`` is the file's name and the line.
-    ``val`` is held out as for ``captions``. Raises ``DataError``, which names file and line, where
-    a line is wrong.
+    Empty lines are skipped, and further keys ignored. ``image_id`` is the file's name
+    and the line. ``val`` is held out as for ``captions``. Raises ``DataError``, which
+    names file and line, where a line is wrong.
     """
     file = Path(path)
     for number, where, item in json_lines(file):

@@ -1,5 +1,5 @@
-"""RandAugment (Cubuk et al. 2020) without Color, Solarize and Invert: the augmentation of L-CLIP's
-distillation.
+"""RandAugment (Cubuk et al. 2020) without Color, Solarize and Invert: the augmentation
+of L-CLIP's distillation.
 """
 
 import numpy as np
@@ -43,12 +43,12 @@ def rand_augment(
 
 
 def apply_operation(image: Image.Image, operation: str, strength: float) -> Image.Image:
-    """Apply one of ``OPERATIONS`` to a square RGB image; ``strength`` in [-1, 1] is a fraction of the
-    largest magnitude.
+    """Apply one of ``OPERATIONS`` to a square RGB image; ``strength`` in [-1, 1] is a
+    fraction of the largest magnitude.
 
-    The largest magnitudes are a shear of 0.3, a shift by 150/331 of the side (whole pixels), 30
-    degrees, factors of 1 ± 0.9, and 4 bits less per channel (``Posterize``, whatever the sign).
-    Interpolation is nearest-neighbour.
+    The largest magnitudes are a shear of 0.3, a shift by 150/331 of the side (whole
+    pixels), 30 degrees, factors of 1 ± 0.9, and 4 bits less per channel (``Posterize``,
+    whatever the sign). Interpolation is nearest-neighbour.
     """
 
     shear, shift = 0.3 * strength, -int(150 / 331 * image.width * strength)

@@ -1,5 +1,5 @@
-"""One reader of a row, and the two files that are read without a library: JSON lines and Karpathy's
-JSON.
+"""One reader of a row, and the two files that are read without a library: JSON lines
+and Karpathy's JSON.
 """
 
 import difflib
@@ -60,8 +60,8 @@ def read_row(
     No image is opened.
 
     Args:
-        item: the object; without ``image_id`` its id is the path ``image``, without ``split`` it is
-            in ``train``.
+        item: the object; without ``image_id`` its id is the path ``image``, without
+            ``split`` it is in ``train``.
         where: its place in messages.
         image_root: folder that relative paths start from.
         columns: as of ``renamed_columns``; None takes the keys as they are.
@@ -132,10 +132,11 @@ def renamed_columns(
 
     Args:
         item: the row.
-        columns: name here -> name there (``json.caption`` is a key of an object), or a text in
-            which names in braces stand for their values, such as ``{filepath}/{filename}``. A
-            single text becomes a list of one where a list is expected, and an object with the text
-            ``raw`` (sentences of Karpathy JSON) that text.
+        columns: name here -> name there (``json.caption`` is a key of an object), or a
+            text in which names in braces stand for their values, such as
+            ``{filepath}/{filename}``. A single text becomes a list of one where a list
+            is expected, and an object with the text ``raw`` (sentences of Karpathy
+            JSON) that text.
         where: the row in messages.
 
     Raises:
@@ -173,12 +174,12 @@ def standard_split(name: str) -> str:
 def split_name(name: str, where: str) -> str:
     """The split of a row; ``restval`` (the rest of COCO's validation images) is ``train``.
 
-    ``validation`` (``valid``, ``dev``) is ``val``. Any other name that is no misspelling, such as
-    ``test_unseen``, is a split of its own.
+    ``validation`` (``valid``, ``dev``) is ``val``. Any other name that is no
+    misspelling, such as ``test_unseen``, is a split of its own.
 
     Raises:
-        DataError: the name is misspelt; the message begins with ``where`` and says what is
-            expected.
+        DataError: the name is misspelt; the message begins with ``where`` and says what
+            is expected.
     """
     split = standard_split(name)
     if split in STANDARD_SPLITS:
@@ -214,17 +215,17 @@ def jsonl(
 ) -> Splits:
     """Read JSON lines, one image with its captions a line: the easiest format for one's own photos.
 
-    Each line is an object with ``image`` (a path), ``references`` (a list of captions) and
-    optionally ``split`` (default ``"train"``), ``image_id`` (default: the image path as given) and
-    others of ``FILE_KEYS``. Other keys are ignored, unless they look like a misspelling of one of
-    these.
+    Each line is an object with ``image`` (a path), ``references`` (a list of captions)
+    and optionally ``split`` (default ``"train"``), ``image_id`` (default: the image
+    path as given) and others of ``FILE_KEYS``. Other keys are ignored, unless they look
+    like a misspelling of one of these.
 
     Args:
         path: the file, UTF-8.
-        image_root: the folder that relative image paths start from, itself relative to the file's
-            folder.
-        columns: key of this format -> key of the file (``renamed_columns``), for files of another
-            layout.
+        image_root: the folder that relative image paths start from, itself relative to
+            the file's folder.
+        columns: key of this format -> key of the file (``renamed_columns``), for files
+            of another layout.
 
     Raises:
         DataError: a line is wrong; the message names the file and the line.
@@ -260,8 +261,8 @@ def karpathy_rows(
     image_extension: str | None = None,
     flatten: bool = False,
 ) -> Iterator[tuple[str, Row]]:
-    """Yield the splits and rows of parsed Karpathy JSON; see ``karpathy``. Raises ``DataError`` for
-    a wrong record or file.
+    """Yield the splits and rows of parsed Karpathy JSON; see ``karpathy``. Raises
+    ``DataError`` for a wrong record or file.
     """
     check_type(content, _Karpathy, str(path))
     for index, item in enumerate(content["images"]):
@@ -293,15 +294,16 @@ def karpathy(
 ) -> Splits:
     """Read Karpathy JSON, the format of COCO, Flickr8k, Flickr30k and UCM-Captions.
 
-    A record's ``image_id`` is its ``cocoid``, or else its ``imgid``, as a string. Its references
-    are the ``raw`` sentences, or the joined ``tokens`` of a sentence without ``raw``. Its image is
-    ``image_root / filepath / filename``, unless an option says otherwise; nothing is guessed.
+    A record's ``image_id`` is its ``cocoid``, or else its ``imgid``, as a string. Its
+    references are the ``raw`` sentences, or the joined ``tokens`` of a sentence without
+    ``raw``. Its image is ``image_root / filepath / filename``, unless an option says
+    otherwise; nothing is guessed.
 
     Args:
         path: the JSON file, or a folder that holds exactly one ``dataset*.json``.
         image_root: the folder of the images, relative to the JSON file's folder.
-        image_extension: replaces the extension of every ``filename``, such as ``.jpg`` where the
-            JSON says ``.tif``.
+        image_extension: replaces the extension of every ``filename``, such as ``.jpg``
+            where the JSON says ``.tif``.
         flatten: leave out ``filepath``: all images lie in ``image_root``.
 
     Raises:

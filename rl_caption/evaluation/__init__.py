@@ -1,5 +1,5 @@
-"""Evaluation of captions: metrics, bootstrap intervals, paired tests, tables, result files
-(docs/evaluation.md).
+"""Evaluation of captions: metrics, bootstrap intervals, paired tests, tables, result
+files (docs/evaluation.md).
 """
 
 from rl_caption.evaluation.metrics import (

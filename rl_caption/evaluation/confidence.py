@@ -1,12 +1,13 @@
 """Bootstrap intervals of metrics over images, and a paired test between two systems.
 
-Images are drawn with replacement, each with all of its references. BLEU is a function of counts
-summed over the drawn images, all others are means of per-image scores; METEOR, whose score of a set
-is no mean, has none. CIDEr's document frequencies, and so its per-image scores, stay those of the
-whole set.
+Images are drawn with replacement, each with all of its references. BLEU is a function
+of counts summed over the drawn images, all others are means of per-image scores;
+METEOR, whose score of a set is no mean, has none. CIDEr's document frequencies, and so
+its per-image scores, stay those of the whole set.
 
-Sources: Efron 1979 and Koehn 2004 ("Statistical Significance Tests for Machine Translation
-Evaluation") for the bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for the permutation test.
+Sources: Efron 1979 and Koehn 2004 ("Statistical Significance Tests for Machine
+Translation Evaluation") for the bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for
+the permutation test.
 """
 
 import math
@@ -73,8 +74,8 @@ class Difference(TypedDict):
     """One metric of two systems A and B on the same images, as in ``comparison.json``:
     ``difference`` is B - A.
 
-    ``interval`` is that of the paired bootstrap, ``p`` the two-sided p-value of a permutation test,
-    in (0, 1].
+    ``interval`` is that of the paired bootstrap, ``p`` the two-sided p-value of a
+    permutation test, in (0, 1].
     """
 
     first: float
@@ -92,10 +93,10 @@ def estimates(
 ) -> list[Estimate]:
     """K statistics with 95 % percentile intervals; without any of 0 resamples or of one group.
 
-    ``statistic`` takes how often each item is drawn, [N], and returns [K] values; where one is ever
-    NaN (not defined), it has no interval. ``groups`` is [N], the image (or another group) of each
-    item, by which items are drawn. Groups are drawn in the order of their names: draws depend on
-    their number and ``seed`` alone.
+    ``statistic`` takes how often each item is drawn, [N], and returns [K] values; where
+    one is ever NaN (not defined), it has no interval. ``groups`` is [N], the image (or
+    another group) of each item, by which items are drawn. Groups are drawn in the order
+    of their names: draws depend on their number and ``seed`` alone.
     """
     from scipy import stats  # not before: it takes a while to import
 
@@ -126,8 +127,9 @@ def estimates(
 
 
 def sums_of(evaluation: Evaluation, keys: Collection[str]) -> Sums | None:
-    """What can be resampled of the metrics ``keys``: BLEU, and means of scores that every image
-    has; None where nothing can. Images are sorted by id: draws do not depend on the rows of files.
+    """What can be resampled of the metrics ``keys``: BLEU, and means of scores that
+    every image has; None where nothing can. Images are sorted by id: draws do not
+    depend on the rows of files.
     """
     scores, counts = evaluation.per_image, evaluation.bleu_counts
     means = [key for key in keys if key not in (*BLEU, "METEOR")]
@@ -164,10 +166,10 @@ def compare(
 ) -> dict[str, Difference]:
     """Compare systems A and B on the same images, in any order: metric key -> ``Difference``.
 
-    The interval is that of the paired bootstrap: both systems of the same drawn images. The p-value
-    is that of ``scipy.stats.permutation_test``, two-sided: the two systems' captions of each image
-    are exchanged by the toss of a coin; with few images all exchanges are made. It is not corrected
-    for the number of metrics.
+    The interval is that of the paired bootstrap: both systems of the same drawn images.
+    The p-value is that of ``scipy.stats.permutation_test``, two-sided: the two systems'
+    captions of each image are exchanged by the toss of a coin; with few images all
+    exchanges are made. It is not corrected for the number of metrics.
 
     Raises:
         EvaluationError: the systems have other images.
@@ -199,8 +201,8 @@ def compare(
 def check_same_images(
     first: Collection[str], second: Collection[str], names: Sequence[str]
 ) -> None:
-    """Raise ``EvaluationError``, with counts and examples, where two systems have captions of
-    different images.
+    """Raise ``EvaluationError``, with counts and examples, where two systems have
+    captions of different images.
     """
     for captions, others, name in (
         (first, set(second), f"{names[0]} have no caption in {names[1]}"),

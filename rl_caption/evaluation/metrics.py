@@ -1,8 +1,8 @@
-"""Metrics of captions: the COCO toolkit's, signs of bad captions, the oracle of generated scenes,
-and any reward.
+"""Metrics of captions: the COCO toolkit's, signs of bad captions, the oracle of
+generated scenes, and any reward.
 
-BLEU, ROUGE-L and CIDEr-D are those of ``rewards.text``, equal to the toolkit's to the last bit;
-METEOR and SPICE are its Java programs (``toolkit``).
+BLEU, ROUGE-L and CIDEr-D are those of ``rewards.text``, equal to the toolkit's to the
+last bit; METEOR and SPICE are its Java programs (``toolkit``).
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Evaluation:
     intervals: dict[str, tuple[float, float]] = field(default_factory=dict)
     """Key -> bootstrap interval over images (``confidence.with_intervals``)."""
     interval: str = ""
-    """How the intervals were made, such as ``95 % percentile bootstrap over images, 1000 resamples,
-    seed 0``.
+    """How the intervals were made, such as ``95 % percentile bootstrap over images,
+    1000 resamples, seed 0``.
     """
     decoding: str = ""
     """How the captions were decoded, where they were decoded for this evaluation."""
@@ -109,18 +109,19 @@ def evaluate_captions(
 
     Args:
         captions: image id -> caption, as the model wrote it (EOS removed).
-        references: image id -> captions that people wrote, untokenised. Those of images without a
-            caption are not used, not even for document frequencies; the signature has both numbers
-            of images.
-        metrics: names from ``DEFAULT_METRICS``. One that cannot be computed is in ``left_out`` with
-            the reason.
-        tokenizer: of these metrics. ``java`` is the toolkit's PTB tokenizer, ``python`` is
-            ``rewards.text.tokenize``; ``auto`` uses Python for texts on which the two are known to
-            agree (``is_tested``) and, where there is a runtime, Java for the others; ``none``
-            splits at white space. ``unicode`` and ``char`` are for languages other than English;
-            metrics for English alone are then in ``left_out``.
-        training_captions: captions that the model was trained on, untokenised; needed for
-            ``captions/novel``.
+        references: image id -> captions that people wrote, untokenised. Those of images
+            without a caption are not used, not even for document frequencies; the
+            signature has both numbers of images.
+        metrics: names from ``DEFAULT_METRICS``. One that cannot be computed is in
+            ``left_out`` with the reason.
+        tokenizer: of these metrics. ``java`` is the toolkit's PTB tokenizer, ``python``
+            is ``rewards.text.tokenize``; ``auto`` uses Python for texts on which the
+            two are known to agree (``is_tested``) and, where there is a runtime, Java
+            for the others; ``none`` splits at white space. ``unicode`` and ``char`` are
+            for languages other than English; metrics for English alone are then in
+            ``left_out``.
+        training_captions: captions that the model was trained on, untokenised; needed
+            for ``captions/novel``.
         scenes: image id -> generated scene, for the oracle's metrics.
 
     Raises:
@@ -193,8 +194,8 @@ def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
 
 
 def words_tokenizer(asked: str, data: str) -> str:
-    """Tokenizer of rewards that judge or choose captions: ``asked`` if not English, else that of
-    the data.
+    """Tokenizer of rewards that judge or choose captions: ``asked`` if not English,
+    else that of the data.
     """
     return asked if asked in OTHER_LANGUAGES else data
 
@@ -204,14 +205,14 @@ def validation_cider(
     references: Mapping[str, Sequence[str]],
     tokenizer: str = TOKENIZER,
 ) -> float:
-    """Return the CIDEr-D by which training chooses its best checkpoint: the mean over captions, in
-    [0, 10].
+    """Return the CIDEr-D by which training chooses its best checkpoint: the mean over
+    captions, in [0, 10].
 
-    Tokens are those of ``tokenizer`` (``rewards.text.tokenize.TOKENIZERS``) without EOS; document
-    frequencies are of all ``references``, one document per image. Where every image of
-    ``references`` has a caption, this equals the toolkit's CIDEr on the same tokens. Raises
-    ``EvaluationError`` where there are no captions, an image has no references, or fewer than two
-    images have any.
+    Tokens are those of ``tokenizer`` (``rewards.text.tokenize.TOKENIZERS``) without
+    EOS; document frequencies are of all ``references``, one document per image. Where
+    every image of ``references`` has a caption, this equals the toolkit's CIDEr on the
+    same tokens. Raises ``EvaluationError`` where there are no captions, an image has no
+    references, or fewer than two images have any.
     """
     _check_ids(captions, references)
     tokens, df = tokenize_references(references, tokenizer)
@@ -223,8 +224,8 @@ def validation_cider(
 def tokenize_references(
     references: Mapping[str, Sequence[str]], tokenizer: str
 ) -> tuple[dict[str, list[list[str]]], DocumentFrequencies]:
-    """Return image id -> tokenised references, and their document frequencies: one document per
-    image, no EOS.
+    """Return image id -> tokenised references, and their document frequencies: one
+    document per image, no EOS.
     """
     split = tokenizer_of(tokenizer)
     tokens = {
@@ -270,8 +271,8 @@ def check_asked(metrics: Sequence[str], tokenizer: str) -> None:
 def check_referenced(
     captioned: Collection[str], references: Mapping[str, Sequence[str]]
 ) -> None:
-    """Raise ``EvaluationError`` where images whose captions are evaluated have no list of
-    references.
+    """Raise ``EvaluationError`` where images whose captions are evaluated have no list
+    of references.
     """
     texts = {image_id: references.get(image_id) for image_id in captioned}
     bare = [key for key, own in texts.items() if not own or isinstance(own, str)]
@@ -286,8 +287,9 @@ def tokenise(
 ) -> tuple[dict[str, str], dict[str, list[str]], str]:
     """Tokenise captions and the references of their images (arguments: ``evaluate_captions``).
 
-    Returns both for the images of ``captions``, tokens joined by single spaces, and the tokens'
-    name for the signature, with this package's version where they may differ from the toolkit's.
+    Returns both for the images of ``captions``, tokens joined by single spaces, and the
+    tokens' name for the signature, with this package's version where they may differ
+    from the toolkit's.
     """
     # Two calls, as the toolkit makes them: its tokenizer looks at the next line to end an
     # abbreviation.
@@ -306,8 +308,8 @@ def tokenise(
 
 
 def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
-    """Return the tokens of every text, and the number of texts whose tokens may differ from the
-    toolkit's.
+    """Return the tokens of every text, and the number of texts whose tokens may differ
+    from the toolkit's.
     """
     if tokenizer in ("none", *OTHER_LANGUAGES):
         return [" ".join(tokenizer_of(tokenizer)(text)) for text in texts], 0
@@ -327,8 +329,8 @@ def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
 def bleu(
     candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> Scores:
-    """BLEU-1 to BLEU-4 with the closest reference length, of the whole set (Papineni et al. 2002).
-    Range [0, 1].
+    """BLEU-1 to BLEU-4 with the closest reference length, of the whole set (Papineni et
+    al. 2002). Range [0, 1].
 
     The counts are [N, 10], ``rewards.text.bleu.bleu_counts`` of each image.
     """
@@ -352,11 +354,11 @@ def rouge(
 def cider(
     candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> Scores:
-    """CIDEr-D (n 1..4, sigma 6), which papers call CIDEr, mean over images (Vedantam et al. 2015).
-    Range [0, 10].
+    """CIDEr-D (n 1..4, sigma 6), which papers call CIDEr, mean over images (Vedantam et
+    al. 2015). Range [0, 10].
 
-    Document frequencies are those of ``references``; ``UndefinedMetric`` where they leave every
-    weight 0.
+    Document frequencies are those of ``references``; ``UndefinedMetric`` where they
+    leave every weight 0.
     """
     tokens, reference_tokens = _split(candidates, references)
     if len(candidates) < 2 or not any(chain.from_iterable(reference_tokens)):
@@ -447,11 +449,12 @@ def check_judges(
     source: str,
     key: str = "judges.",
 ) -> None:
-    """Check that rows have the columns and image files that rewards need, before anything long
-    starts.
+    """Check that rows have the columns and image files that rewards need, before
+    anything long starts.
 
-    ``judges`` is name -> reward. In messages ``source`` says where the rows come from, such as
-    ``split 'test'``, and ``key`` is put before the name. Raises ``EvaluationError``.
+    ``judges`` is name -> reward. In messages ``source`` says where the rows come from,
+    such as ``split 'test'``, and ``key`` is put before the name. Raises
+    ``EvaluationError``.
     """
     _, columns = reward_inputs(rows)
     for name, reward in judges.items():
@@ -466,8 +469,8 @@ def check_judges(
 
 
 def check_has_images(who: str, rows: Sequence[Mapping[str, Any]], source: str) -> None:
-    """Raise ``EvaluationError`` unless all rows have an image file that exists; the message says
-    ``who`` needs it.
+    """Raise ``EvaluationError`` unless all rows have an image file that exists; the
+    message says ``who`` needs it.
     """
     if not all("image" in row for row in rows):
         raise EvaluationError(
@@ -488,13 +491,13 @@ def add_judges(
     captions: Mapping[str, str],
     judges: Mapping[str, Reward],
 ) -> Evaluation:
-    """Return ``evaluation`` with rewards as metrics: ``judge/NAME``, the mean over captions in the
-    reward's own range.
+    """Return ``evaluation`` with rewards as metrics: ``judge/NAME``, the mean over
+    captions in the reward's own range.
 
     Args:
         evaluation: of ``captions``.
-        rows: the images of the captions, in any order, with ``image_id`` and the columns that the
-            rewards need.
+        rows: the images of the captions, in any order, with ``image_id`` and the
+            columns that the rewards need.
         captions: image id -> caption.
         judges: name -> reward; each is called once, with all captions.
 

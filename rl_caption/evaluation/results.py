@@ -71,15 +71,15 @@ COLUMNS |= {key: column for group in GROUPS for key, column in group.items()}
 
 
 def factor_of(key: str) -> float:
-    """What a logged key or a judge is multiplied by where it is shown: 100 for CIDEr-D, as papers
-    print it, else 1.
+    """What a logged key or a judge is multiplied by where it is shown: 100 for CIDEr-D,
+    as papers print it, else 1.
     """
     return 100.0 if key.rpartition("/")[2] == "cider" else 1.0
 
 
 def column_of(key: str) -> Column:
-    """How a metric is printed outside the tables: judges with 4 decimals; a factor of 100 is named
-    in the heading.
+    """How a metric is printed outside the tables: judges with 4 decimals; a factor of
+    100 is named in the heading.
     """
     name, factor = key.removeprefix(JUDGE), factor_of(key)
     column = COLUMNS.get(key, Column(name, factor, 4 if factor == 1 else 2))
@@ -91,10 +91,12 @@ def column_of(key: str) -> Column:
 def format_table(rows: Mapping[str, Evaluation]) -> str:
     """Return evaluations (system -> evaluation) as Markdown, one table for each group of metrics.
 
-    The groups are caption metrics, signs of bad captions, oracle and judges. Caption metrics are
-    multiplied by 100, as papers print them, and the first line says so; other headings name their
-    unit. Judges are printed as computed, but for CIDEr-D, which is multiplied by 100, too. Intervals stand in brackets behind their values. A value that could not
-    be computed is "–", and the reason stands below the tables, with the signatures.
+    The groups are caption metrics, signs of bad captions, oracle and judges. Caption
+    metrics are multiplied by 100, as papers print them, and the first line says so;
+    other headings name their unit. Judges are printed as computed, but for CIDEr-D,
+    which is multiplied by 100, too. Intervals stand in brackets behind their values. A
+    value that could not be computed is "–", and the reason stands below the tables,
+    with the signatures.
     """
     judges = [key for row in rows.values() for key in row.metrics if JUDGE in key]
     judged = {key: column_of(key) for key in judges}
@@ -177,8 +179,8 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def format_differences(
     differences: Mapping[str, Difference], names: Sequence[str], resamples: int
 ) -> str:
-    """Return the result of ``confidence.compare`` of two systems as Markdown, a line for each
-    metric.
+    """Return the result of ``confidence.compare`` of two systems as Markdown, a line
+    for each metric.
     """
     first, second = names
     head = ["metric", first, second, "difference", "95 % interval", "p"]
@@ -190,8 +192,8 @@ def format_differences(
 
 
 def difference_rows(differences: Mapping[str, Difference]) -> list[list[str]]:
-    """A line for each metric: heading, both systems, difference, interval, p, as papers print
-    them.
+    """A line for each metric: heading, both systems, difference, interval, p, as papers
+    print them.
     """
     lines = []
     for key, gain in differences.items():
@@ -212,8 +214,8 @@ def folder_of(name: str) -> str:
 
 
 def unique_names(paths: Sequence[Path]) -> list[str]:
-    """A short name for each path: its last part or, if two are equal, the fewest last parts that
-    differ.
+    """A short name for each path: its last part or, if two are equal, the fewest last
+    parts that differ.
     """
     parts = [path.resolve().parts for path in paths]
     for depth in range(1, max(map(len, parts)) + 1):
@@ -224,8 +226,8 @@ def unique_names(paths: Sequence[Path]) -> list[str]:
 
 
 def check_writable(out_dir: str | Path) -> Path:
-    """Create a folder and write a byte into it, so that a long computation does not end in an
-    error. ``OSError`` where that fails.
+    """Create a folder and write a byte into it, so that a long computation does not end
+    in an error. ``OSError`` where that fails.
     """
     folder = Path(out_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -246,14 +248,15 @@ def check_writable_file(path: str | Path) -> None:
 def write_evaluation(
     evaluation: Evaluation, captions: Mapping[str, str], out_dir: str | Path
 ) -> tuple[Path, Path]:
-    """Write ``predictions.json`` and ``scores.json``, each complete or not at all; return their
-    paths.
+    """Write ``predictions.json`` and ``scores.json``, each complete or not at all;
+    return their paths.
 
-    ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``; captions that were
-    read by ``image_name`` are written with it instead. Ids are integers where all of them are
-    decimal numbers of up to 18 digits without leading zeros, as in COCO, else strings.
-    ``scores.json`` has ``metrics``, ``signature``, ``n``, ``left_out`` and, where they are known,
-    ``intervals`` (key -> [low, high]), ``interval`` (how these were made) and ``decoding``.
+    ``predictions.json`` is in COCO result format, ``[{"image_id", "caption"}]``;
+    captions that were read by ``image_name`` are written with it instead. Ids are
+    integers where all of them are decimal numbers of up to 18 digits without leading
+    zeros, as in COCO, else strings. ``scores.json`` has ``metrics``, ``signature``,
+    ``n``, ``left_out`` and, where they are known, ``intervals`` (key -> [low, high]),
+    ``interval`` (how these were made) and ``decoding``.
     """
     path = write_predictions(captions, out_dir)
     content = {}
@@ -272,8 +275,8 @@ def sha256_of(file: Path) -> str:
 
 
 def write_predictions(captions: Mapping[str, str], out_dir: str | Path) -> Path:
-    """Write ``predictions.json`` as ``write_evaluation`` does; scores and settings of earlier
-    captions are removed.
+    """Write ``predictions.json`` as ``write_evaluation`` does; scores and settings of
+    earlier captions are removed.
     """
     folder, ids = check_writable(out_dir), result_ids(captions)
     for stale in ("scores.json", SETTINGS):

@@ -1,7 +1,7 @@
 """Image-text retrieval by cosine: ranks and recall, both ways, with ties by their expectation.
 
-The protocol is that of Karpathy and Fei-Fei, "Deep Visual-Semantic Alignments for Generating Image
-Descriptions", CVPR 2015, section 4.1.
+The protocol is that of Karpathy and Fei-Fei, "Deep Visual-Semantic Alignments for
+Generating Image Descriptions", CVPR 2015, section 4.1.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ TIE = 1e-6
 def retrieval_recall(
     images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequence[int] = KS
 ) -> dict[str, float]:
-    """Recall at k of retrieval by cosine in both directions: ``i2t_r1``, ... and ``t2i_r1``, ...,
-    each in [0, 1].
+    """Recall at k of retrieval by cosine in both directions: ``i2t_r1``, ... and
+    ``t2i_r1``, ..., each in [0, 1].
 
     Arguments and errors are those of ``both_ways``.
     """
@@ -35,14 +35,14 @@ def retrieval_recall(
 def both_ways(
     images: ArrayLike, texts: ArrayLike, owners: ArrayLike, ks: Sequence[int] = KS
 ) -> dict[str, Floats]:
-    """Rank images among texts and texts among images: rank, and hits at each of the K ``ks``, of
-    every query.
+    """Rank images among texts and texts among images: rank, and hits at each of the K
+    ``ks``, of every query.
 
-    Image to text (``i2t``, [N, 1 + K]): the best rank of an image's own texts among all texts, and
-    whether at least one of them is among the k nearest. Text to image (``t2i``, [M, 1 + K]): the
-    same for the text's image. Ties count by their expectation (``retrieval_ranks``), so that an
-    encoder with one vector for everything gets chance level. A k above the number of candidates
-    gives 1.
+    Image to text (``i2t``, [N, 1 + K]): the best rank of an image's own texts among all
+    texts, and whether at least one of them is among the k nearest. Text to image
+    (``t2i``, [M, 1 + K]): the same for the text's image. Ties count by their
+    expectation (``retrieval_ranks``), so that an encoder with one vector for everything
+    gets chance level. A k above the number of candidates gives 1.
 
     Args:
         images: [N, D] embeddings; of any length above 0, since they are normalised here.
@@ -51,8 +51,8 @@ def both_ways(
         ks: numbers of candidates.
 
     Raises:
-        ValueError: owners of another number or out of range, an image without a text, or an
-            embedding that is not finite or of length 0.
+        ValueError: owners of another number or out of range, an image without a text,
+            or an embedding that is not finite or of length 0.
     """
     owner_of_text, rows = np.asarray(owners), np.arange(len(np.asarray(images)))
     has_owners = len(owner_of_text) == len(np.asarray(texts))
@@ -84,12 +84,13 @@ def retrieval_ranks(
 ) -> Floats:
     """Rank of the first matching candidate, and hits at ``ks``, of each of Q queries: [Q, 1 + K].
 
-    ``queries`` [Q, D] and ``candidates`` [C, D] are of length 1. A candidate matches where its id
-    ([C]) is the query's ([Q]); each query needs one. Candidates whose cosines are within ``TIE``
-    are tied. With G candidates ahead of the best matching one, and E others and O matching ones
-    tied with it, the rank is the expected one in a random order, 1 + G + E / (O + 1), and a hit at
-    k is ``hit_probability``. ``chunk_size`` is the number of queries in one product; 512 of them
-    against 25,000 candidates take 51 MB.
+    ``queries`` [Q, D] and ``candidates`` [C, D] are of length 1. A candidate matches
+    where its id ([C]) is the query's ([Q]); each query needs one. Candidates whose
+    cosines are within ``TIE`` are tied. With G candidates ahead of the best matching
+    one, and E others and O matching ones tied with it, the rank is the expected one in
+    a random order, 1 + G + E / (O + 1), and a hit at k is ``hit_probability``.
+    ``chunk_size`` is the number of queries in one product; 512 of them against 25,000
+    candidates take 51 MB.
     """
     targets, names, ranks = np.asarray(query_ids), np.asarray(candidate_ids), []
     for start in range(0, len(queries), chunk_size):
@@ -107,12 +108,12 @@ def retrieval_ranks(
 def hit_probability(
     better: Integers, others: Integers, tied_own: Integers, k: int
 ) -> Floats:
-    """Probability that at least one matching candidate is among the first k, ties being in random
-    order; [Q].
+    """Probability that at least one matching candidate is among the first k, ties being
+    in random order; [Q].
 
-    Of a tied group with O >= 1 matching candidates (``tied_own`` [Q]) and E ``others`` [Q], behind
-    G ``better`` [Q]: 1 - C(E, m) / C(E + O, m) with m = max(0, k - G) ranks left to the group; 1
-    where m > E.
+    Of a tied group with O >= 1 matching candidates (``tied_own`` [Q]) and E ``others``
+    [Q], behind G ``better`` [Q]: 1 - C(E, m) / C(E + O, m) with m = max(0, k - G) ranks
+    left to the group; 1 where m > E.
     """
     ranks, miss = np.maximum(k - better, 0), np.ones(np.shape(better))
     for before in range(int(ranks.max(initial=0))):

@@ -25,9 +25,9 @@ from rl_caption.evaluation.metrics import (
 class BestOf(NamedTuple):
     """CIDEr-D of the first k captions of each image, averaged over images, in [0, 10].
 
-    ``mean`` is over all k. ``best`` is that of the caption with the highest score: the oracle, an
-    upper bound of any choice. ``consensus`` is that of the caption most similar to the other k - 1
-    by CIDEr-D, the first of equal ones.
+    ``mean`` is over all k. ``best`` is that of the caption with the highest score: the
+    oracle, an upper bound of any choice. ``consensus`` is that of the caption most
+    similar to the other k - 1 by CIDEr-D, the first of equal ones.
     """
 
     mean: float
@@ -58,11 +58,12 @@ def evaluate_samples(
     - ``best_of``: the choice by consensus is that of Devlin et al., "Exploring Nearest Neighbor
       Approaches for Image Captioning", 2015, among the samples themselves.
 
-    ``samples`` is image id -> K captions, as the model wrote them, in the order in which they were
-    sampled; ``references`` image id -> captions that people wrote, where images without samples
-    count in document frequencies; ``tokenizer`` is one of ``rewards.text.tokenize.TOKENIZERS``.
-    ``EvaluationError`` where an image has another number of captions than the first or fewer than
-    two, or no reference, or fewer than two images have references.
+    ``samples`` is image id -> K captions, as the model wrote them, in the order in
+    which they were sampled; ``references`` image id -> captions that people wrote,
+    where images without samples count in document frequencies; ``tokenizer`` is one of
+    ``rewards.text.tokenize.TOKENIZERS``. ``EvaluationError`` where an image has another
+    number of captions than the first or fewer than two, or no reference, or fewer than
+    two images have references.
     """
     check_referenced(samples, references)
     count = len(next(iter(samples.values()), ()))
@@ -94,8 +95,8 @@ def evaluate_samples(
 def best_of(
     scores: NDArray[np.float64], similarity: NDArray[np.float64]
 ) -> list[BestOf]:
-    """``BestOf`` for k = 1 to K, of scores [N, K] of K captions of N images and their similarities
-    [N, K, K].
+    """``BestOf`` for k = 1 to K, of scores [N, K] of K captions of N images and their
+    similarities [N, K, K].
     """
     means = []
     for k in range(1, scores.shape[1] + 1):

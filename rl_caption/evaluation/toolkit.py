@@ -1,8 +1,8 @@
 """The Java programs of the COCO caption toolkit (pycocoevalcap): PTB tokenizer, METEOR and SPICE.
 
-The toolkit's own classes are called. Only evaluation starts them, never training. ``candidates``
-maps an image id to one caption, ``references`` the same ids to their captions; a caption is a
-string of tokens separated by single spaces.
+The toolkit's own classes are called. Only evaluation starts them, never training.
+``candidates`` maps an image id to one caption, ``references`` the same ids to their
+captions; a caption is a string of tokens separated by single spaces.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class Scores(NamedTuple):
 
 
 def java_version() -> str:
-    """Version of the ``java`` of PATH, such as ``17.0.15``; ``JavaError`` if there is none or it
-    does not run.
+    """Version of the ``java`` of PATH, such as ``17.0.15``; ``JavaError`` if there is
+    none or it does not run.
     """
     path = shutil.which("java")
     if path is None:
@@ -96,9 +96,10 @@ def java_options(name: str) -> Iterator[None]:
 def ptb_tokenize(captions: Sequence[str]) -> list[str]:
     """Tokenise N captions with Stanford PTBTokenizer 3.4.1, without punctuation, in lower case.
 
-    Equal to ``pycocoevalcap``'s ``PTBTokenizer`` under a UTF-8 locale, but every character that
-    Java takes for a line end becomes a space. The toolkit replaces only ``\\n``; after any other
-    one, every following caption gets the tokens of its neighbour.
+    Equal to ``pycocoevalcap``'s ``PTBTokenizer`` under a UTF-8 locale, but every
+    character that Java takes for a line end becomes a space. The toolkit replaces only
+    ``\\n``; after any other one, every following caption gets the tokens of its
+    neighbour.
     """
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
@@ -116,8 +117,8 @@ def ptb_tokenize(captions: Sequence[str]) -> list[str]:
 def meteor(
     candidates: Mapping[str, str], references: Mapping[str, Sequence[str]]
 ) -> Scores:
-    """METEOR 1.5 (``-l en -norm``) of the set and of each image, in [0, 1]. Source: Denkowski and
-    Lavie 2014.
+    """METEOR 1.5 (``-l en -norm``) of the set and of each image, in [0, 1]. Source:
+    Denkowski and Lavie 2014.
     """
     from pycocoevalcap.meteor.meteor import Meteor
 

@@ -1,7 +1,8 @@
 """Zero-shot classification: the class whose name in CLIP's prompts is nearest to an image.
 
-Protocol of Radford et al., "Learning Transferable Visual Models From Natural Language Supervision",
-ICML 2021, section 3.1.4: the embeddings of a class's prompts are averaged and normalised.
+Protocol of Radford et al., "Learning Transferable Visual Models From Natural Language
+Supervision", ICML 2021, section 3.1.4: the embeddings of a class's prompts are averaged
+and normalised.
 """
 
 import re
@@ -46,8 +47,8 @@ def zero_shot_accuracy(
     Args:
         encoder: embeds images and prompts.
         folder: has a folder of images for each class (ImageNet's layout). Names such as
-            ``n01440764`` are classes of ImageNet-1k, all 1,000 of which must be there; other names
-            are those of the classes, with ``_`` for spaces.
+            ``n01440764`` are classes of ImageNet-1k, all 1,000 of which must be there;
+            other names are those of the classes, with ``_`` for spaces.
         prompts: ``imagenet`` (CLIP's 80) or ``cifar`` (its 18).
 
     Raises:
@@ -66,8 +67,8 @@ def zero_shot_accuracy(
 
 
 def labelled_images(folder: Path) -> tuple[list[str], list[str], list[int]]:
-    """Read a folder with a folder for each of C classes: their names [C], N images, and the class
-    of each [N].
+    """Read a folder with a folder for each of C classes: their names [C], N images, and
+    the class of each [N].
     """
     from torchvision.datasets import ImageFolder  # imports torch
 

@@ -45,9 +45,10 @@ def scores_rows_alone(reward: MixedReward) -> bool:
 class BatchingScorer:
     """Scores requests in the order in which they came, several by one call of the reward.
 
-    Requests share a call only where that changes no score (``scores_rows_alone``). The request at
-    the head of the queue takes along what has arrived behind it; where a shared call fails, each of
-    its requests is scored alone, so that the others do not fail.
+    Requests share a call only where that changes no score (``scores_rows_alone``). The
+    request at the head of the queue takes along what has arrived behind it; where a
+    shared call fails, each of its requests is scored alone, so that the others do not
+    fail.
 
     Args:
         reward: the mixture.

@@ -1,5 +1,5 @@
-"""The client of ``rl-caption serve``: scores of captions, or an error; never a number in place of a
-failure.
+"""The client of ``rl-caption serve``: scores of captions, or an error; never a number
+in place of a failure.
 """
 
 import base64
@@ -61,9 +61,10 @@ class RewardClient:
 
         Args:
             captions: N captions.
-            columns: columns of N rows that the reward needs: ``references`` (lists of strings),
-                ``image`` (names below a folder of the server, bytes of image files, or a ``Path``
-                of a file here, which is sent), ``image_id``, ``finished``, ``prompts``.
+            columns: columns of N rows that the reward needs: ``references`` (lists of
+                strings), ``image`` (names below a folder of the server, bytes of image
+                files, or a ``Path`` of a file here, which is sent), ``image_id``,
+                ``finished``, ``prompts``.
 
         Raises:
             ServerError: the request is wrong, the reward failed, or the server did not answer.

@@ -19,8 +19,8 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class ServeConfig(TrustConfig):
     """``serve``: a reward behind HTTP, for workers that cannot hold it (docs/serve.md).
 
-    The token that every request must bring is the environment variable ``RL_CAPTION_TOKEN``; a host
-    other than the loopback address needs one.
+    The token that every request must bring is the environment variable
+    ``RL_CAPTION_TOKEN``; a host other than the loopback address needs one.
     """
 
     reward: RewardConfig = Field(default_factory=RewardConfig)
@@ -28,8 +28,8 @@ class ServeConfig(TrustConfig):
     tokenizer: Literal["ptb", "unicode", "char", "none"] = "ptb"
     """Of n-gram rewards: ``ptb`` (English), ``unicode``, ``char`` or ``none``."""
     images: dict[str, str] = {}
-    """Folders of images by name, such as ``{coco: /data/coco}``: a request names an image as
-    ``coco/val2014/1.jpg``.
+    """Folders of images by name, such as ``{coco: /data/coco}``: a request names an
+    image as ``coco/val2014/1.jpg``.
     """
     host: str = "127.0.0.1"
     """Address to listen on."""

@@ -1,8 +1,9 @@
 """lmms-eval: its captioning tasks with the tokenizer, BLEU, ROUGE-L and CIDEr of
 ``rewards.compat``.
 
-``python -m rl_caption.integrations.lmms_eval --model ... --tasks coco2017_cap_val`` takes the
-arguments of ``lmms-eval``, whose tasks import pycocoevalcap's names when they are loaded.
+``python -m rl_caption.integrations.lmms_eval --model ... --tasks coco2017_cap_val``
+takes the arguments of ``lmms-eval``, whose tasks import pycocoevalcap's names when they
+are loaded.
 """
 
 import pycocoevalcap.eval

@@ -10,8 +10,9 @@ from rl_caption.integrations.config import ServeConfig
 from rl_caption.runtime.errors import ConfigError
 
 KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
-"""How many kernels torch keeps on a CPU, unless the variable is set. Calls of each size have their
-own; by default it keeps 1,024, and the server's memory grows by hundreds of MiB."""
+"""How many kernels torch keeps on a CPU, unless the variable is set. Calls of each size
+have their own; by default it keeps 1,024, and the server's memory grows by hundreds of
+MiB."""
 
 
 def serve(config: ServeConfig) -> None:

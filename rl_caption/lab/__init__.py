@@ -1,3 +1,3 @@
-"""The lab: what the papers need beside training. It imports the core; nothing of the core imports
-it.
+"""The lab: what the papers need beside training. It imports the core; nothing of the
+core imports it.
 """

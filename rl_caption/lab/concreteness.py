@@ -1,8 +1,9 @@
-"""Combine bottleneck scores of captions into one concreteness score, the target that a student
-learns (docs/papers.md).
+"""Combine bottleneck scores of captions into one concreteness score, the target that a
+student learns (docs/papers.md).
 
-Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for
-Multimodal Dataset Curation", Findings of ACL 2024, section 2 and appendix A.
+Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption
+Concreteness for Multimodal Dataset Curation", Findings of ACL 2024, section 2 and
+appendix A.
 """
 
 import json
@@ -27,9 +28,9 @@ from rl_caption.runtime.errors import ConfigError, naming
 
 Floats = NDArray[np.float64]
 MEANS = {"logit": 0.5, "median": 0.0}
-"""How the paper's mu = 0.5 (appendix A.1) is read -> mean of the logits. ``logit``: mu is the
-parameter of the logit-normal distribution, whose median is then 0.622. ``median``: mu is the median
-of the scores.
+"""How the paper's mu = 0.5 (appendix A.1) is read -> mean of the logits. ``logit``: mu
+is the parameter of the logit-normal distribution, whose median is then 0.622.
+``median``: mu is the median of the scores.
 """
 
 
@@ -39,13 +40,13 @@ def standardize(
     reading: str = "logit",
     margin: float = 1e-4,
 ) -> Floats:
-    """Give the scores of every caption length one logit-normal distribution (A.1): sigmoid(mean +
-    z), [N] in (0, 1).
+    """Give the scores of every caption length one logit-normal distribution (A.1):
+    sigmoid(mean + z), [N] in (0, 1).
 
-    z is the logit ln(p / (1 - p)) of a score, standardised over the captions of the same length:
-    less their mean, divided by their standard deviation (of the population). Where all scores of a
-    length are equal, such as that of a single caption, z is 0. The paper prints the logit without
-    the numerator p.
+    z is the logit ln(p / (1 - p)) of a score, standardised over the captions of the
+    same length: less their mean, divided by their standard deviation (of the
+    population). Where all scores of a length are equal, such as that of a single
+    caption, z is 0. The paper prints the logit without the numerator p.
 
     Args:
         scores: [N] in [0, 1]; clipped to [margin, 1 - margin].
@@ -83,11 +84,11 @@ class Combination(NamedTuple):
 def fit_combination(
     scores: ArrayLike, labels: ArrayLike, l2: float = 1.0
 ) -> Combination:
-    """Logistic regression of [N] labels on scores [N, F], with the penalty l2 / 2 |weights|² on the
-    log-likelihood.
+    """Logistic regression of [N] labels on scores [N, F], with the penalty l2 / 2
+    |weights|² on the log-likelihood.
 
-    The intercept is not penalised. ``l2`` 1 is scikit-learn's default; with 0, separable labels
-    have no optimum.
+    The intercept is not penalised. ``l2`` 1 is scikit-learn's default; with 0,
+    separable labels have no optimum.
 
     Raises:
         ValueError: the optimum was not found.
@@ -114,13 +115,13 @@ def fit_combination(
 
 
 def make_targets(config: ConcretenessConfig) -> str:
-    """Score captions, combine the scores, and write the targets of a student; returns a summary as
-    JSON.
+    """Score captions, combine the scores, and write the targets of a student; returns a
+    summary as JSON.
 
     Both orders of the paper can be had. Regress, then distil (main text): one call with
-    ``ratings``, and SBA and VBA as
-    scorers. Distil, then regress (A.2): a first call without ``ratings``, which writes targets for
-    a student of each scorer, and a second one with ``ratings`` and these students as scorers.
+    ``ratings``, and SBA and VBA as scorers. Distil, then regress (A.2): a first call
+    without ``ratings``, which writes targets for a student of each scorer, and a second
+    one with ``ratings`` and these students as scorers.
 
     Raises:
         ConfigError: a scorer cannot be made, or needs more than the caption.
@@ -167,8 +168,8 @@ def make_targets(config: ConcretenessConfig) -> str:
 
 
 def _read(config: ConcretenessConfig, key: Literal["captions", "ratings"]) -> DataFrame:
-    """The lines of a file of JSON lines, CSV or text, with single spaces in ``caption``; blank
-    captions are left out.
+    """The lines of a file of JSON lines, CSV or text, with single spaces in
+    ``caption``; blank captions are left out.
     """
     path = Path(getattr(config, key))
     if not path.exists():

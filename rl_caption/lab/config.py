@@ -27,20 +27,20 @@ class JudgeSetConfig(TrustConfig):
     """``judge``: how well metrics agree with human judgements of captions (docs/judging.md)."""
 
     set: str
-    """Name of the set of judgements, or ``scenes``, which compares with the facts of generated
-    scenes.
+    """Name of the set of judgements, or ``scenes``, which compares with the facts of
+    generated scenes.
     """
     data: str | None = None
     """Folder of the set's files; null is the current one. ``scenes`` has none."""
     images: str | None = None
     """Folder of the set's images; null looks for it in ``data``."""
     metrics: str | list[str] = "bleu,rouge,cider,meteor"
-    """A list, or names separated by commas: cider, bleu (1 to 4), bleu1, rouge, meteor, spice, or
-    any reward.
+    """A list, or names separated by commas: cider, bleu (1 to 4), bleu1, rouge, meteor,
+    spice, or any reward.
     """
     judges: dict[str, JudgeConfig] = {}
-    """Further metrics, by their headings: rewards with options, as in ``evaluate``, such as
-    CLIPScore with its backbone.
+    """Further metrics, by their headings: rewards with options, as in ``evaluate``,
+    such as CLIPScore with its backbone.
     """
     set_kwargs: dict = {}
     """Further options of the set, such as ``{held_out: true}`` of foil."""
@@ -55,8 +55,8 @@ class JudgeSetConfig(TrustConfig):
 
 
 class ConcretenessConfig(TrustConfig):
-    """``concreteness``: scores of captions, their combination, and targets for a student
-    (docs/papers.md).
+    """``concreteness``: scores of captions, their combination, and targets for a
+    student (docs/papers.md).
     """
 
     captions: str
@@ -64,20 +64,20 @@ class ConcretenessConfig(TrustConfig):
     scorers: dict[str, JudgeConfig]
     """Rewards that need only the caption, such as SBA and VBA, by their headings."""
     ratings: str | None = None
-    """JSON lines, or CSV, ``{caption, rating}`` of human ratings, to which the combination is
-    fitted; null writes targets for a student from each scorer.
+    """JSON lines, or CSV, ``{caption, rating}`` of human ratings, to which the
+    combination is fitted; null writes targets for a student from each scorer.
     """
     source: str | None = None
-    """Where both files come from and what they take, in words that the error has where one is
-    missing.
+    """Where both files come from and what they take, in words that the error has where
+    one is missing.
     """
     standardize: Literal["logit", "median", "none"] = "logit"
-    """Of scores in [0, 1], among captions of equal length: ``logit`` (the mean of the logit becomes
-    0.5), ``median`` (the median of the score becomes 0.5), or ``none``.
+    """Of scores in [0, 1], among captions of equal length: ``logit`` (the mean of the
+    logit becomes 0.5), ``median`` (the median of the score becomes 0.5), or ``none``.
     """
     l2: NonNegativeFloat = 1.0
-    """Regularisation of the logistic regression: l2 / 2 times the sum of squared weights
-    (scikit-learn: 1).
+    """Regularisation of the logistic regression: l2 / 2 times the sum of squared
+    weights (scikit-learn: 1).
     """
     out: str = "concreteness"
     """Folder for ``scores.jsonl``, ``targets.jsonl`` or ``targets_HEADING.jsonl``, and
@@ -91,8 +91,8 @@ class Selection(Section):
     score: str
     """A name in ``scores``, or ``random``."""
     top: Annotated[float, Field(gt=0, le=10**12)] | None = None
-    """Keep this number of captions (below 1: this fraction) with the highest scores. Of equal
-    scores, the earlier rows are kept.
+    """Keep this number of captions (below 1: this fraction) with the highest scores. Of
+    equal scores, the earlier rows are kept.
     """
     bottom: Annotated[float, Field(gt=0, le=10**12)] | None = None
     """Keep this number of captions (below 1: this fraction) with the lowest scores."""
@@ -106,9 +106,9 @@ class RecaptionerConfig(Section):
     """The model that writes the captions."""
 
     target: str | None = "captioner"
-    """``captioner`` (trained by this package, or a model of Transformers), ``scenes`` (exact
-    descriptions of generated scenes), or ``package.module:Class`` of your own; in ``positives``,
-    null writes no captions.
+    """``captioner`` (trained by this package, or a model of Transformers), ``scenes``
+    (exact descriptions of generated scenes), or ``package.module:Class`` of your own;
+    in ``positives``, null writes no captions.
     """
     kwargs: dict = {}
     """Options of the recaptioner (docs/recaptioning.md)."""
@@ -141,8 +141,8 @@ class PartsConfig(PairsConfig):
     part_rows: Annotated[int, Field(ge=1, le=10**7)] = 512
     """Rows that are processed at a time, and saved as one part."""
     worker: Annotated[str, Field(pattern=r"^\d+/[1-9]\d*$")] | None = None
-    """``K/N``, with K from 0 to N - 1: process only every N-th part, starting with part K. A run
-    without it uses the parts of such runs and completes what is missing.
+    """``K/N``, with K from 0 to N - 1: process only every N-th part, starting with part
+    K. A run without it uses the parts of such runs and completes what is missing.
     """
     out: str = "out"
     """Folder for the output; one with parts of other settings is refused."""
@@ -151,15 +151,15 @@ class PartsConfig(PairsConfig):
 class CurateConfig(PartsConfig):
     """``curate``: rank and filter the captions of a data set (docs/curation.md).
 
-    ``data.on_bad: skip`` drops captions of an image that cannot be read; rows of splits that are
-    not curated are kept unchanged.
+    ``data.on_bad: skip`` drops captions of an image that cannot be read; rows of splits
+    that are not curated are kept unchanged.
     """
 
     rules: dict[
         Measure, Annotated[list[float | None], Field(min_length=2, max_length=2)]
     ] = {}
-    """``[min, max]`` for each measure of a caption, either of them null (docs/curation.md lists the
-    measures).
+    """``[min, max]`` for each measure of a caption, either of them null
+    (docs/curation.md lists the measures).
     """
     scores: dict[str, JudgeConfig] = {}
     """Rewards that need no references, by name. ``icc`` is not clipped unless told so."""
@@ -168,8 +168,8 @@ class CurateConfig(PartsConfig):
     select: list[Selection] = []
     """Steps that select among the captions that follow the rules, in their order."""
     duplicates: Literal["caption", "pair"] | None = None
-    """Keep only the first of equal captions: in all the data (``caption``) or of one image
-    (``pair``); null keeps all.
+    """Keep only the first of equal captions: in all the data (``caption``) or of one
+    image (``pair``); null keeps all.
     """
     part_rows: Annotated[int, Field(ge=1, le=10**7)] = 20_000
     """Rows that are measured and scored at a time, and saved as one part."""
@@ -187,8 +187,8 @@ class RecaptionConfig(PartsConfig):
 
 
 class PositivesConfig(PartsConfig):
-    """``positives``: generate captions of images, and images of captions, for the training of PAC-S
-    (docs/papers.md).
+    """``positives``: generate captions of images, and images of captions, for the
+    training of PAC-S (docs/papers.md).
     """
 
     captions: RecaptionerConfig = RecaptionerConfig(target=None)
@@ -203,8 +203,8 @@ class WriteNegativesConfig(PartsConfig):
     """``negatives``: write false captions of the references of a data set (docs/recaptioning.md)."""
 
     writer: RecaptionerConfig = RecaptionerConfig(target="language_model")
-    """The language model that writes them: ``language_model`` or ``package.module:Class``, and its
-    options.
+    """The language model that writes them: ``language_model`` or
+    ``package.module:Class``, and its options.
     """
     out: str = "negatives"
     """Folder for ``negatives.jsonl``, ``report.md`` and ``parts``."""
@@ -216,8 +216,8 @@ class CompareRetrievalConfig(PairsConfig):
     models: dict[str, RetrievalConfig] = {}
     """Dual encoders, by their headings."""
     data: DataConfig = Field(default_factory=DataConfig)
-    """Images and their captions; if rows have ``long_reference``, retrieval by long captions is
-    also computed.
+    """Images and their captions; if rows have ``long_reference``, retrieval by long
+    captions is also computed.
     """
     split: str = "test"
     """Split of ``data``."""
@@ -232,8 +232,8 @@ class CompareRetrievalConfig(PairsConfig):
 
 
 class SpecificityRatesConfig(PairsConfig):
-    """``specificity``: how often judges pay for one more true detail, and for a false one less
-    (docs/judging.md).
+    """``specificity``: how often judges pay for one more true detail, and for a false
+    one less (docs/judging.md).
     """
 
     judges: dict[str, JudgeConfig] = {}
@@ -256,12 +256,12 @@ class WebConfig(TrustConfig):
     """``web``: caption photos with several captioners, side by side, in a web page."""
 
     models: list[str] = []
-    """Folders of saved captioners, such as ``runs/NAME/export/best``, or names of models on the
-    hub; differences to the captions of the first are marked.
+    """Folders of saved captioners, such as ``runs/NAME/export/best``, or names of
+    models on the hub; differences to the captions of the first are marked.
     """
     judges: dict[str, JudgeConfig] = {}
-    """Rewards that score the captions, by their headings, as in ``evaluate``. References, if a
-    reward needs them, are typed into the page.
+    """Rewards that score the captions, by their headings, as in ``evaluate``.
+    References, if a reward needs them, are typed into the page.
     """
     decode: Decoding = Field(default_factory=Decoding)
     """Greedy, beam search, or one sample."""
@@ -297,8 +297,8 @@ class ShareConfig(Section):
 class ReproduceConfig(TrustConfig):
     """``reproduce PAPER TABLE --data FOLDER ...``: a table of a paper, published and measured.
 
-    Without a table, ``reproduce`` lists all tables, or those of a paper: what each needs, and which
-    rows can be made.
+    Without a table, ``reproduce`` lists all tables, or those of a paper: what each
+    needs, and which rows can be made.
     """
 
     positional: ClassVar[str] = "which"

@@ -35,8 +35,8 @@ def curate(config: CurateConfig) -> str:
     """Write ``kept.jsonl``, the rows with the captions that are kept (``parts.add_columns``).
 
     Raises:
-        ConfigError: a rule, a score or a step of the selection cannot be used, or ``out`` has parts
-            of other settings.
+        ConfigError: a rule, a score or a step of the selection cannot be used, or
+            ``out`` has parts of other settings.
         DataError: a file, a row or an image cannot be read.
         RewardError: a score failed.
     """
@@ -77,9 +77,9 @@ def curate(config: CurateConfig) -> str:
 def measure_rows(
     config: CurateConfig, rows: Sequence[Row], rewards: Mapping[str, Reward]
 ) -> list[list[dict[str, Any]]]:
-    """The column ``captions`` of each row: of each caption the ``reason``, the first rule that it
-    breaks, ``UNREADABLE`` or None; the ``key``, which is equal for duplicates; and its scores by
-    name, where it has no reason.
+    """The column ``captions`` of each row: of each caption the ``reason``, the first
+    rule that it breaks, ``UNREADABLE`` or None; the ``key``, which is equal for
+    duplicates; and its scores by name, where it has no reason.
     """
     errors: Sequence[str] = [""] * len(rows)
     if any("image" in reward.columns for reward in rewards.values()):

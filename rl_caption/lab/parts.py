@@ -1,7 +1,8 @@
 """Skeleton of programs that compute new columns of a data set's rows, part by part.
 
-A part is a file of JSON lines with the new columns of each row. A run that was stopped makes only
-the parts that are missing. The rows are written with their new columns when all parts are there.
+A part is a file of JSON lines with the new columns of each row. A run that was stopped
+makes only the parts that are missing. The rows are written with their new columns when
+all parts are there.
 """
 
 import hashlib
@@ -56,12 +57,12 @@ def add_columns(
     report: Callable[[Rows], Report],
     ids_differ: bool = True,
 ) -> str:
-    """Make the missing parts, and write ``NAME.jsonl`` and ``report.md`` when all are there; return
-    the table, or of a worker a sentence that counts its parts.
+    """Make the missing parts, and write ``NAME.jsonl`` and ``report.md`` when all are
+    there; return the table, or of a worker a sentence that counts its parts.
 
-    ``NAME.jsonl`` is a data set of ``data.format: jsonl``: ``rows`` with their new columns, and
-    those of the other splits as they are. Images that are not files are written to
-    ``OUT/images/SPLIT``.
+    ``NAME.jsonl`` is a data set of ``data.format: jsonl``: ``rows`` with their new
+    columns, and those of the other splits as they are. Images that are not files are
+    written to ``OUT/images/SPLIT``.
 
     Args:
         config: the program's configuration.
@@ -69,12 +70,12 @@ def add_columns(
         made_by: what the new columns depend on, beside the data; told in ``report.md``.
         columns: makes the new columns of some rows of a split.
         report: what is written of all rows with their new columns.
-        ids_differ: whether files or captions go by image ids, as they do where images are in
-            memory.
+        ids_differ: whether files or captions go by image ids, as they do where images
+            are in memory.
 
     Raises:
-        ConfigError: the images are videos, or ``out`` has parts that were made by others, or of
-            other settings or data.
+        ConfigError: the images are videos, or ``out`` has parts that were made by
+            others, or of other settings or data.
         DataError: the data cannot be read, or have no such split; a part is damaged.
         EvaluationError: an image id by which something goes is in several rows of a split.
     """

@@ -1,8 +1,8 @@
 """Programs that copy a data set, part by part, and add generated columns to its rows.
 
-``recaption`` adds a long caption of every image. ``make_positives`` adds what PAC-S learns from:
-further captions of each image, and images generated for its captions. ``write_negatives`` adds
-false captions of the references.
+``recaption`` adds a long caption of every image. ``make_positives`` adds what PAC-S
+learns from: further captions of each image, and images generated for its captions.
+``write_negatives`` adds false captions of the references.
 """
 
 import os
@@ -45,8 +45,8 @@ def recaption(config: RecaptionConfig) -> str:
 
     Raises:
         ConfigError: the recaptioner cannot be made, or ``out`` has parts of other settings.
-        DataError: the data cannot be read, or a new caption is empty, or there are several of an
-            image.
+        DataError: the data cannot be read, or a new caption is empty, or there are
+            several of an image.
     """
     recaptioner = load_writer(config.recaptioner, "recaptioner")
 
@@ -65,8 +65,9 @@ def recaption(config: RecaptionConfig) -> str:
 
 def make_positives(config: PositivesConfig) -> str:
     """Write ``positives.jsonl``, whose rows have ``positive_captions`` of the image,
-    ``positive_images`` (PNG files in ``OUT/positive_images/SPLIT``, one for each reference in
-    order), or both (``parts.add_columns``). Files that exist already are kept.
+    ``positive_images`` (PNG files in ``OUT/positive_images/SPLIT``, one for each
+    reference in order), or both (``parts.add_columns``). Files that exist already are
+    kept.
 
     Raises:
         ConfigError: what makes them cannot be loaded, or ``out`` has parts of other settings.
@@ -96,13 +97,13 @@ def write_negatives(config: WriteNegativesConfig) -> str:
     """Write ``negatives.jsonl``, whose rows have ``negatives``, a list for each of the
     ``references``, which may be empty (``parts.add_columns``).
 
-    False captions that equal one of the image's references, in any case, are left out, and so are
-    blank ones.
+    False captions that equal one of the image's references, in any case, are left out,
+    and so are blank ones.
 
     Raises:
         ConfigError: the writer cannot be made, or ``out`` has parts of other settings.
-        DataError: the data cannot be read, or the writer returned something else than a list of
-            texts for each caption.
+        DataError: the data cannot be read, or the writer returned something else than a
+            list of texts for each caption.
     """
     writer = load_writer(config.writer, "writer")
 
@@ -125,8 +126,8 @@ def write_negatives(config: WriteNegativesConfig) -> str:
 
 
 def _report(columns: Mapping[str, str], rows: Rows) -> Report:
-    """All rows, and a table: number, length and vocabulary of the texts in some columns, by their
-    headings.
+    """All rows, and a table: number, length and vocabulary of the texts in some
+    columns, by their headings.
     """
     lines = []
     for heading, key in columns.items():
@@ -170,8 +171,9 @@ def _images(
 
 
 def load_writer(config: RecaptionerConfig, key: str) -> Any:
-    """Build what the section ``key`` of a configuration names, a recaptioner or a writer of false
-    captions: it has a ``signature`` and is called with rows, or with captions.
+    """Build what the section ``key`` of a configuration names, a recaptioner or a
+    writer of false captions: it has a ``signature`` and is called with rows, or with
+    captions.
 
     Raises ``ConfigError`` where that fails.
     """
@@ -183,8 +185,8 @@ def load_writer(config: RecaptionerConfig, key: str) -> Any:
 def captions_of(recaptioner: Any, split: str, rows: Sequence[Row]) -> list[list[str]]:
     """The new captions of each row without blank ones.
 
-    Raises ``DataError`` where the recaptioner fails, returns something else than captions, or has
-    none for a row.
+    Raises ``DataError`` where the recaptioner fails, returns something else than
+    captions, or has none for a row.
     """
     kept = []
     answers = answers_of(recaptioner, rows, str | list[str])

@@ -1,8 +1,9 @@
 """What writes new captions of images, or false ones of captions: a captioner, a language model.
 
-A recaptioner has a ``signature``, the model and its options, and a call: rows, which may have
-captions and a prompt, to a new caption of each, or to a list of them. A writer of false captions
-has a signature and a call from captions to false captions of each, possibly none.
+A recaptioner has a ``signature``, the model and its options, and a call: rows, which
+may have captions and a prompt, to a new caption of each, or to a list of them. A writer
+of false captions has a signature and a call from captions to false captions of each,
+possibly none.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,8 +23,8 @@ from rl_caption.runtime.options import check_type
 PROMPTS = yaml.safe_load(
     Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8")
 )
-"""``captions``: prompts by name; ``negatives``: kind of false caption -> pairs of a caption and a
-false one.
+"""``captions``: prompts by name; ``negatives``: kind of false caption -> pairs of a
+caption and a false one.
 """
 FALSE_PROMPT = (
     "Each caption is followed by a false one, which changes it as little as the examples do. "
@@ -32,8 +33,8 @@ FALSE_PROMPT = (
 
 
 def answers_of(target: Any, items: Sequence[Any], kind: Any) -> list[Any]:
-    """What a recaptioner, a writer of false captions or a text-to-image model makes of N items: N
-    answers of the type ``kind``.
+    """What a recaptioner, a writer of false captions or a text-to-image model makes of
+    N items: N answers of the type ``kind``.
 
     Raises ``DataError`` where it fails, or answers with another type or number.
     """
@@ -49,8 +50,8 @@ def answers_of(target: Any, items: Sequence[Any], kind: Any) -> list[Any]:
 
 
 def model_label(model: str) -> str:
-    """The name of a model. A folder may have other weights later, so its name gets the start of
-    their hash.
+    """The name of a model. A folder may have other weights later, so its name gets the
+    start of their hash.
     """
     from rl_caption.captioners.loading import weights_hash
 
@@ -63,10 +64,11 @@ class CaptionerRecaptioner:
 
     Args:
         model: folder of a saved captioner, or its name on the hub.
-        prompt: a vision-language model's question, or the name of one in ``prompts.yaml``.
-            ``{caption}`` stands for the image's first caption (alt text, for example), ``{prompt}``
-            for the row's own prompt (a page title, for example), ``{image_id}`` for the image's id.
-            None leaves the rows as they are.
+        prompt: a vision-language model's question, or the name of one in
+            ``prompts.yaml``. ``{caption}`` stands for the image's first caption (alt
+            text, for example), ``{prompt}`` for the row's own prompt (a page title, for
+            example), ``{image_id}`` for the image's id. None leaves the rows as they
+            are.
         dtype: of the weights of a model of Transformers, such as ``bfloat16``.
         seed: of sampling.
         **decode: options of ``Decoding``, greedy with at most 64 tokens and 32 images at a time
@@ -101,8 +103,8 @@ class CaptionerRecaptioner:
         self.signature = f"captioner[{model_label(model)},{told}]"
 
     def __call__(self, rows: Sequence[Row]) -> list[list[str]]:
-        """Caption the images. Samples are a function of the seed and the image id, not of the
-        batch.
+        """Caption the images. Samples are a function of the seed and the image id, not
+        of the batch.
         """
         from rl_caption.training.validation import decode_candidates
 
@@ -137,8 +139,9 @@ class LanguageModelWriter:
     """Asks a language model, greedily, for one false caption of each kind.
 
     Args:
-        examples: kind -> pairs of a caption and a false one, which the model is shown; None takes
-            those of ``prompts.yaml``, in the manner of ARO's relations and attributes.
+        examples: kind -> pairs of a caption and a false one, which the model is shown;
+            None takes those of ``prompts.yaml``, in the manner of ARO's relations and
+            attributes.
         max_new_tokens: most tokens of a false caption.
         **options: ``model`` or ``endpoint`` and others of ``rewards.language.models.build_model``.
 

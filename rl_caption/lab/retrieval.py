@@ -1,5 +1,5 @@
-"""The retrieval program: how well dual encoders find the captions of images, and the images of
-captions, in a split.
+"""The retrieval program: how well dual encoders find the captions of images, and the
+images of captions, in a split.
 """
 
 from collections.abc import Sequence
@@ -26,8 +26,8 @@ WAYS = ("i2t", "t2i")
 
 
 def compare_retrieval(config: CompareRetrievalConfig) -> str:
-    """Measure all models, write ``retrieval.md`` and ``retrieval.json`` after each, and return the
-    table.
+    """Measure all models, write ``retrieval.md`` and ``retrieval.json`` after each, and
+    return the table.
 
     Raises:
         ConfigError: a model cannot be loaded.
@@ -81,8 +81,8 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
 
 
 def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
-    """Return the captions of rows by kind: ``references`` and, where all rows have a long caption,
-    ``long``.
+    """Return the captions of rows by kind: ``references`` and, where all rows have a
+    long caption, ``long``.
 
     ``references`` are the short ones where the data use long captions as references.
 

@@ -1,5 +1,5 @@
-"""The sharing program: an exported model with its model card, in a folder and on the Hugging Face
-hub.
+"""The sharing program: an exported model with its model card, in a folder and on the
+Hugging Face hub.
 
 Every number on the card comes from the files of the run and of its evaluation.
 """
@@ -33,12 +33,12 @@ TEMPLATE = Path(__file__).with_name("model_card.md")
 
 
 def share(config: ShareConfig) -> str:
-    """Write a copy of an exported model with its card to ``out``, and upload it; return where it
-    is.
+    """Write a copy of an exported model with its card to ``out``, and upload it; return
+    where it is.
 
     Raises:
-        ReportError: something is missing, has changed, or belongs to another model. Nothing is
-            copied then.
+        ReportError: something is missing, has changed, or belongs to another model.
+            Nothing is copied then.
         CheckpointError: ``out`` cannot be written; nothing is left there.
         OSError: the hub refused, or cannot be reached. What was written to ``out`` stays.
     """
@@ -74,8 +74,8 @@ def share(config: ShareConfig) -> str:
 
 
 def find_export(path: Path) -> tuple[Path, RunFolder | None]:
-    """The exported model in a run's folder or in an exported folder, and its run where there is
-    one.
+    """The exported model in a run's folder or in an exported folder, and its run where
+    there is one.
     """
     for name in ("best", "last"):  # the latter of grpo_vlm
         if (path / "export" / name).is_dir():
@@ -90,8 +90,8 @@ def model_card(
     run: RunFolder | None,
     evaluation: EvaluationFolder | None,
 ) -> ModelCard:
-    """The card of an exported model, of the run that trained it, and of an evaluation of its
-    captions; None where that is not known.
+    """The card of an exported model, of the run that trained it, and of an evaluation
+    of its captions; None where that is not known.
     """
     is_open_clip = (export / "open_clip_config.json").is_file()
     model = {} if is_open_clip else read_object(export / "config.json")

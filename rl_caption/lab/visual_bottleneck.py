@@ -1,9 +1,9 @@
 """VBA: how similar a caption is to the caption of an image that was generated from it
 (docs/papers.md).
 
-Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption Concreteness for
-Multimodal Dataset
-Curation", Findings of ACL 2024, section 2: the visual bottleneck autoencoder.
+Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption
+Concreteness for Multimodal Dataset Curation", Findings of ACL 2024, section 2: the
+visual bottleneck autoencoder.
 """
 
 import hashlib
@@ -45,9 +45,10 @@ class DiffusionImages:
         steps: denoising steps, 20 in the paper.
         precision: of the weights.
         seed: of the noise.
-        noise: ``caption`` draws the noise of an image from ``seed`` and the caption, so that an
-            image depends neither on the captions before it nor on its batch; ``run`` draws all
-            noise one after the other from one generator, as the released code does.
+        noise: ``caption`` draws the noise of an image from ``seed`` and the caption, so
+            that an image depends neither on the captions before it nor on its batch;
+            ``run`` draws all noise one after the other from one generator, as the
+            released code does.
         device: None is the process's current CUDA device if there is one, else the CPU.
 
     Raises:
@@ -106,12 +107,12 @@ class DiffusionImages:
 
 
 def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
-    """Check the ``model_index.json`` of a pipeline, each of whose parts is a pair of library and
-    class.
+    """Check the ``model_index.json`` of a pipeline, each of whose parts is a pair of
+    library and class.
 
     Raises:
-        ValueError: a library, which diffusers would import, is not its own or Transformers or one
-            of ``pipelines``.
+        ValueError: a library, which diffusers would import, is not its own or
+            Transformers or one of ``pipelines``.
     """
     for name, component in index.items():
         library = component[0] if isinstance(component, list | tuple) else None
@@ -133,8 +134,8 @@ def load_text_to_image(name: str, kwargs: Mapping[str, Any]) -> TextToImage:
 
 
 class VisualBottleneck:
-    """VBA: similarity of a caption to the caption of an image generated from it, in [0, 1]; it is
-    given no image.
+    """VBA: similarity of a caption to the caption of an image generated from it, in [0,
+    1]; it is given no image.
 
     Captions without a word get 0.
 
@@ -142,20 +143,20 @@ class VisualBottleneck:
         captioner: folder of a captioner, or the name of one on the hub.
         text_to_image: ``diffusers:NAME``, or ``package.module:Class``, a ``TextToImage``.
         text_to_image_kwargs: its arguments.
-        similarity: a reward whose references are the caption, or ``edit_distance``; clipped to [0,
-            1].
+        similarity: a reward whose references are the caption, or ``edit_distance``;
+            clipped to [0, 1].
         similarity_kwargs: its arguments, such as ``{model: roberta-large}``.
         num_beams: of the captioner.
-        num_return_sequences: beams of which the most similar counts: 1 in the released code, 5 in
-            the paper.
+        num_return_sequences: beams of which the most similar counts: 1 in the released
+            code, 5 in the paper.
         max_new_tokens: of the captioner.
         prompt: of the captioner, ``a photo of `` in the released code; None is its own.
         device: None is the process's current CUDA device if there is one, else the CPU.
         batch_size: images at once, at least 1.
 
     Raises:
-        ValueError: an argument is wrong, or a model cannot be loaded (``CaptionerError`` for the
-            captioner).
+        ValueError: an argument is wrong, or a model cannot be loaded
+            (``CaptionerError`` for the captioner).
     """
 
     __name__ = "vba"
@@ -212,8 +213,8 @@ class VisualBottleneck:
 
     @torch.no_grad()
     def rewrite(self, captions: Sequence[str]) -> list[list[str]]:
-        """The captioner's ``num_return_sequences`` captions, best first, of the image of each of B
-        captions.
+        """The captioner's ``num_return_sequences`` captions, best first, of the image
+        of each of B captions.
         """
         images = answers_of(self._images, captions, Any)
         rows: list[Row] = [

@@ -1,5 +1,5 @@
-"""A page in the browser that captions photos with several captioners side by side and scores the
-captions. The page and its server are Gradio's, in the extra ``web``.
+"""A page in the browser that captions photos with several captioners side by side and
+scores the captions. The page and its server are Gradio's, in the extra ``web``.
 """
 
 from collections.abc import Callable, Sequence
@@ -57,9 +57,9 @@ def build_page(config: WebConfig, table: Table) -> Any:
 def make_table(config: WebConfig) -> Table:
     """Load the captioners and judges of a configuration, and return what captions photos with them.
 
-    It takes the paths of photos, and references of all of them, one in each line, and returns a
-    line for each captioner and photo: photo, captioner, caption, scores of the judges. Without
-    references, a judge that compares with them gives no score.
+    It takes the paths of photos, and references of all of them, one in each line, and
+    returns a line for each captioner and photo: photo, captioner, caption, scores of
+    the judges. Without references, a judge that compares with them gives no score.
 
     Raises:
         ConfigError: a judge cannot be built, or needs more than one photo.

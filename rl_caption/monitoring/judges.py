@@ -1,5 +1,5 @@
-"""Held-out judges: rewards that are not in the reward, by which one sees whether it is being
-hacked.
+"""Held-out judges: rewards that are not in the reward, by which one sees whether it is
+being hacked.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,8 +22,8 @@ N_GRAM_JUDGES = {"cider": CiderD, "rouge_l": RougeL, "bleu4": Bleu}
 
 
 def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
-    """CIDEr-D if no term of ``reward`` counts n-grams, else ROUGE-L and BLEU-4, less those that are
-    terms of it.
+    """CIDEr-D if no term of ``reward`` counts n-grams, else ROUGE-L and BLEU-4, less
+    those that are terms of it.
     """
     leaves = list(leaf_rewards(reward))
     unused = {
@@ -51,19 +51,20 @@ def build_judges(
     """Make the judges of a run.
 
     Args:
-        judges: name -> configuration; None takes ``default_judges``. ``cider`` has the document
-            frequencies of ``references`` and no EOS, as ``val/cider`` has, unless its arguments say
-            otherwise.
-        reward: that of the run. With None, where captions are judged after training, no judge is
-            refused as its term.
+        judges: name -> configuration; None takes ``default_judges``. ``cider`` has the
+            document frequencies of ``references`` and no EOS, as ``val/cider`` has,
+            unless its arguments say otherwise.
+        reward: that of the run. With None, where captions are judged after training, no
+            judge is refused as its term.
         references: of every validation image.
         key: dotted name of ``judges`` in the configuration, for messages.
         tokenizer: ``data.tokenizer``, for judges whose arguments do not name another.
 
     Raises:
-        ConfigError: an unknown judge or argument, or a judge that is no independent measure: it is
-            a term of the reward, the same metric with other arguments (CIDEr-D with another EOS
-            setting), or uses the same encoder (CLIPScore with another w) or language model.
+        ConfigError: an unknown judge or argument, or a judge that is no independent
+            measure: it is a term of the reward, the same metric with other arguments
+            (CIDEr-D with another EOS setting), or uses the same encoder (CLIPScore with
+            another w) or language model.
     """
     if judges is None:
         judges = default_judges(reward) if reward is not None else {}
@@ -77,16 +78,16 @@ def build_judges(
             for one, other in product(leaf_rewards(built[name]), leaf_rewards(used)):
                 if (what := _shared(one, other)) is not None:
                     raise ConfigError(
-                        f"{key}.{name} ({one.signature}) and the reward's term {term!r} "
-                        f"({other.signature}) {what}: "
-                        "a judge must be independent of the reward"
+                        f"{key}.{name} ({one.signature}) and the reward's term "
+                        f"{term!r} ({other.signature}) {what}: a judge must be "
+                        "independent of the reward"
                     )
     return built
 
 
 def _shared(judge: Reward, used: Reward) -> str | None:
-    """What makes a judge rise with a term of the reward: other arguments do not make it another
-    measure.
+    """What makes a judge rise with a term of the reward: other arguments do not make it
+    another measure.
     """
     if used.signature == judge.signature:
         return "are the same score"

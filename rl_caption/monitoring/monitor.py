@@ -35,11 +35,11 @@ class HackingMonitor:
         references: ``reference_statistics`` of the validation images.
         thresholds: what counts as evidence.
         stop: an alarm ends the run.
-        validation: says which images are captioned, and how. If a checkpoint has another one, the
-            comparison starts anew.
-        notes: saved with the run. ``hacking`` has ``start`` (findings of the starting policy and
-            their step), ``peaks`` (the judges' best validations), ``first_alarm`` (step and
-            evidence) and ``signs`` (of the newest warning).
+        validation: says which images are captioned, and how. If a checkpoint has
+            another one, the comparison starts anew.
+        notes: saved with the run. ``hacking`` has ``start`` (findings of the starting
+            policy and their step), ``peaks`` (the judges' best validations),
+            ``first_alarm`` (step and evidence) and ``signs`` (of the newest warning).
     """
 
     reward: MixedReward
@@ -68,12 +68,12 @@ class HackingMonitor:
         finished: Sequence[bool],
         policy: Mapping[str, float] = MappingProxyType({}),
     ) -> tuple[Validation, Findings]:
-        """Judge one caption of each of N images, the same images at every call. The first call is
-        of the start.
+        """Judge one caption of each of N images, the same images at every call. The
+        first call is of the start.
 
-        ``finished``, [N], says which captions ended with EOS. ``policy`` has ``entropy`` and ``kl``
-        of the newest training step, where they are known. Returns what is to be logged, printed and
-        done, and the findings behind it.
+        ``finished``, [N], says which captions ended with EOS. ``policy`` has
+        ``entropy`` and ``kl`` of the newest training step, where they are known.
+        Returns what is to be logged, printed and done, and the findings behind it.
 
         Raises:
             RewardError: the reward or a judge failed.
@@ -123,9 +123,9 @@ class HackingMonitor:
                 )
         elif step > 0:
             messages.append(
-                "monitor: the checkpoint has no values of the starting policy under this reward, "
-                "these judges and this "
-                f"validation; captions are compared with those of step {step} instead"
+                "monitor: the checkpoint has no values of the starting policy under "
+                "this reward, these judges and this validation; captions are compared "
+                f"with those of step {step} instead"
             )
         warnings, stop = self._alarm(step, now, evidence)
         return Validation(
@@ -143,8 +143,8 @@ class HackingMonitor:
         return {"validation": self.validation, "reward": self.reward.signature} | judges
 
     def _scales(self, terms: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """What a term's mean is divided by: 1 or, of z-scored terms, the starting captions'
-        standard deviation.
+        """What a term's mean is divided by: 1 or, of z-scored terms, the starting
+        captions' standard deviation.
         """
         if self.reward.normalize == "none":
             return dict.fromkeys(terms, 1.0)
@@ -167,8 +167,8 @@ class HackingMonitor:
     def _alarm(
         self, step: int, now: Findings, evidence: Mapping[str, str]
     ) -> tuple[list[str], str | None]:
-        """A warning, if the signs differ from those of the newest warning, and the reason to end
-        the run, if any.
+        """A warning, if the signs differ from those of the newest warning, and the
+        reason to end the run, if any.
         """
         memory = self.notes["hacking"]
         changed = sorted(evidence) != memory["signs"]
@@ -179,9 +179,8 @@ class HackingMonitor:
             memory["first_alarm"] = {"step": step, "evidence": list(evidence.values())}
         began = memory["start"]["findings"]["reward"]
         text = (
-            f"the reward rose from {began:.4g} to {now.reward:.4g} on the validation images, but "
-            f"the captions got "
-            f"worse: {'; '.join(evidence.values())}"
+            f"the reward rose from {began:.4g} to {now.reward:.4g} on the validation "
+            f"images, but the captions got worse: {'; '.join(evidence.values())}"
         )
         warnings = [
             f"WARNING, signs of reward hacking: {text}. See docs/scst.md"

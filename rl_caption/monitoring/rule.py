@@ -1,5 +1,5 @@
-"""The rule that tells when a reward is being hacked: it rises while the captions get worse. See
-docs/scst.md.
+"""The rule that tells when a reward is being hacked: it rises while the captions get
+worse. See docs/scst.md.
 """
 
 import math
@@ -20,56 +20,57 @@ DIVERSITY_SAMPLE = 42
 LAYERS = 5
 """At most so many references of an image enter the statistics of references."""
 MANY_IMAGES = 100
-"""From so many validation images on, a standard error is taken as known; below, it is an estimate
-(Student's t).
+"""From so many validation images on, a standard error is taken as known; below, it is
+an estimate (Student's t).
 """
 
 
 class Thresholds(Section):
-    """Limits whose violation is evidence of reward hacking, while the validation reward is above
-    that of the start.
+    """Limits whose violation is evidence of reward hacking, while the validation reward
+    is above that of the start.
     """
 
     model_config = ConfigDict(frozen=True)
 
     judge_fall: NonNegativeFloat = 0.05
-    """A held-out judge has fallen if its mean is below that of the starting policy by more than
-    this fraction of the latter.
+    """A held-out judge has fallen if its mean is below that of the starting policy by
+    more than this fraction of the latter.
     """
     judge_slip: NonNegativeFloat = 0.1
-    """The same against the judge's best validation so far. It counts only while the reward keeps
-    what it had gained by that validation (``reward_kept``).
+    """The same against the judge's best validation so far. It counts only while the
+    reward keeps what it had gained by that validation (``reward_kept``).
     """
     reward_kept: NonNegativeFloat = 0.5
     """Fraction of that gain that the reward must still have; with 1 it must have risen further."""
     judge_errors: NonNegativeFloat = 3.0
-    """A fall from the start must also exceed this many standard errors of the mean difference over
-    images; with fewer than 100 validation images more (``needed_errors``).
+    """A fall from the start must also exceed this many standard errors of the mean
+    difference over images; with fewer than 100 validation images more
+    (``needed_errors``).
     """
     slip_errors: NonNegativeFloat = 4.5
     """The same for a fall from the best validation; more, because the best of many is partly luck.
     """
     repeated_ngrams: NonNegativeFloat = 0.1
-    """The fraction of repeated bigrams may exceed both that of the references and that of the start
-    by at most this.
+    """The fraction of repeated bigrams may exceed both that of the references and that
+    of the start by at most this.
     """
     bad_endings: NonNegativeFloat = 0.2
     """The same for the fraction of captions that are cut off or empty; English only."""
     duplicates: NonNegativeFloat = 0.5
     """The same for the fraction of captions that equal another image's."""
     length: NonNegativeFloat = 0.3
-    """The mean length may leave the range between the start and the references by at most this
-    fraction.
+    """The mean length may leave the range between the start and the references by at
+    most this fraction.
     """
     vocabulary: NonNegativeFloat = 0.3
-    """The captions must have at least this fraction of the different words of the references or of
-    the start, whichever have fewer.
+    """The captions must have at least this fraction of the different words of the
+    references or of the start, whichever have fewer.
     """
     diversity: NonNegativeFloat = 0.5
     """The same for lexical diversity (HD-D)."""
     entropy: NonNegativeFloat = 0.0
-    """The entropy of the samples must be at least this fraction of its first value; 0 switches this
-    off.
+    """The entropy of the samples must be at least this fraction of its first value; 0
+    switches this off.
     """
     kl: NonNegativeFloat | None = None
     """Largest KL divergence from the starting policy, in nats per token; null switches this off."""
@@ -89,8 +90,8 @@ class Findings:
 
 @dataclass(frozen=True)
 class Peak:
-    """The validation at which a judge's mean was highest: step, mean reward, and the judge's score
-    of each image.
+    """The validation at which a judge's mean was highest: step, mean reward, and the
+    judge's score of each image.
     """
 
     step: int
@@ -117,10 +118,11 @@ def caption_statistics(
     """Describe N >= 1 captions, one of each image, in tokens of ``tokenizer``
     (``rewards.text.tokenize.TOKENIZERS``).
 
-    Returns ``length`` (mean tokens of a caption), ``vocabulary`` (number of different tokens),
-    ``diversity`` (``lexical_diversity``), and fractions in [0, 1]: ``repeated_ngrams`` (bigrams
-    that occur earlier in their caption), ``bad_endings`` (captions that break off or are empty;
-    only with ``ptb``), ``duplicates`` (captions that equal an earlier image's).
+    Returns ``length`` (mean tokens of a caption), ``vocabulary`` (number of different
+    tokens), ``diversity`` (``lexical_diversity``), and fractions in [0, 1]:
+    ``repeated_ngrams`` (bigrams that occur earlier in their caption), ``bad_endings``
+    (captions that break off or are empty; only with ``ptb``), ``duplicates`` (captions
+    that equal an earlier image's).
     """
     tokens = list(map(tokenizer_of(tokenizer), captions))
     statistics_of_captions = degeneration_statistics(tokens, tokenizer=tokenizer)
@@ -131,11 +133,12 @@ def caption_statistics(
 def reference_statistics(
     references: Sequence[Sequence[str]], tokenizer: str = TOKENIZER
 ) -> dict[str, float]:
-    """``caption_statistics`` of references, averaged over up to five layers that have one reference
-    of each image.
+    """``caption_statistics`` of references, averaged over up to five layers that have
+    one reference of each image.
 
-    A layer has as many captions as a validation, so that vocabulary and duplicates are comparable.
-    Raises ``DataError`` where an image has no reference, or no reference has a word.
+    A layer has as many captions as a validation, so that vocabulary and duplicates are
+    comparable. Raises ``DataError`` where an image has no reference, or no reference
+    has a word.
     """
     if not all(references):
         raise DataError(
@@ -163,12 +166,12 @@ def lexical_diversity(
 ) -> float:
     """HD-D: expected type-token ratio of ``sample`` tokens drawn without replacement, in [0, 1].
 
-    Unlike the number of different words, it does not grow with the number of captions. With N
-    tokens, f_w of them w, it is sum_w (1 - C(N - f_w, n) / C(N, n)) / n; n is ``sample``, or N
-    where that is less. 0 without tokens.
+    Unlike the number of different words, it does not grow with the number of captions.
+    With N tokens, f_w of them w, it is sum_w (1 - C(N - f_w, n) / C(N, n)) / n; n is
+    ``sample``, or N where that is less. 0 without tokens.
 
-    Source: McCarthy and Jarvis, "vocd: A theoretical and empirical evaluation", Language Testing
-    24(4), 2007.
+    Source: McCarthy and Jarvis, "vocd: A theoretical and empirical evaluation",
+    Language Testing 24(4), 2007.
     """
     counts = Counter(token for tokens in captions for token in tokens)
     total = counts.total()
@@ -191,20 +194,20 @@ def judge_alarm(
     thresholds: Thresholds,
     peaks: Mapping[str, Peak] | None = None,
 ) -> dict[str, str]:
-    """Return evidence that the reward is being hacked: sign -> a sentence with its numbers; empty
-    if there is none.
+    """Return evidence that the reward is being hacked: sign -> a sentence with its
+    numbers; empty if there is none.
 
     Args:
         now: of the newest validation.
         start: of the policy that the run started from, on the same images in the same order.
         references: ``reference_statistics`` of these images.
         thresholds: what counts as evidence.
-        peaks: the judges' best validations before this one, if any. A policy often gets better
-            before it gets worse, so judges are compared with these, too.
+        peaks: the judges' best validations before this one, if any. A policy often gets
+            better before it gets worse, so judges are compared with these, too.
 
-    Nothing is evidence unless the reward is above that of the start: captions that get worse
-    without it are no hacking of the reward. That condition has no margin, because every sign still
-    has to pass its own threshold.
+    Nothing is evidence unless the reward is above that of the start: captions that get
+    worse without it are no hacking of the reward. That condition has no margin, because
+    every sign still has to pass its own threshold.
     """
     if not now.reward > start.reward:
         return {}
@@ -240,12 +243,12 @@ def judge_alarm(
 def policy_signs(
     now: Mapping[str, float], first: Mapping[str, float], thresholds: Thresholds
 ) -> dict[str, str]:
-    """Return evidence from the policy's distribution on its training samples: sign -> a sentence;
-    empty if none.
+    """Return evidence from the policy's distribution on its training samples: sign -> a
+    sentence; empty if none.
 
-    ``now`` and ``first`` are of the newest and the first known training step: ``entropy`` and
-    ``kl`` (to the starting policy) in nats a token, where they are known. Both signs are off by
-    default, since honest training sharpens a policy, too.
+    ``now`` and ``first`` are of the newest and the first known training step:
+    ``entropy`` and ``kl`` (to the starting policy) in nats a token, where they are
+    known. Both signs are off by default, since honest training sharpens a policy, too.
     """
     evidence = {}
     if "entropy" in now and now["entropy"] < thresholds.entropy * first["entropy"]:
@@ -281,9 +284,9 @@ def _judge_signs(
         )
         if f"judge/{name}" not in evidence and now.reward > kept and fall is not None:
             evidence[f"judge/{name}"] = (
-                f"since step {peak.step} the judge {name}, which is not in the reward, fell "
-                f"{fall}, while the reward "
-                f"went from {peak.reward:.4g} to {now.reward:.4g}"
+                f"since step {peak.step} the judge {name}, which is not in the reward, "
+                f"fell {fall}, while the reward went from {peak.reward:.4g} to "
+                f"{now.reward:.4g}"
             )
     return evidence
 
@@ -291,8 +294,8 @@ def _judge_signs(
 def _fall(
     now: Sequence[float], before: Sequence[float], relative: float, errors: float
 ) -> str | None:
-    """A judge's fall in words; None unless its mean fell by more than ``relative`` of it and
-    ``errors`` errors.
+    """A judge's fall in words; None unless its mean fell by more than ``relative`` of
+    it and ``errors`` errors.
     """
     difference, error = paired_difference(now, before)
     began, needed = statistics.fmean(before), needed_errors(errors, len(now))
@@ -310,13 +313,13 @@ def _fall(
 
 
 def needed_errors(errors: float, images: int) -> float:
-    """How many standard errors of a mean over ``images`` differences are as rare as ``errors`` of a
-    normal variable.
+    """How many standard errors of a mean over ``images`` differences are as rare as
+    ``errors`` of a normal variable.
 
-    That many from ``MANY_IMAGES`` on; below, where the standard error is itself estimated from few
-    differences, the quantile of Student's t with ``images`` - 1 degrees of freedom at the same
-    one-sided probability (Student, "The probable error of a mean", Biometrika 6(1), 1908). Infinite
-    for one image, unless ``errors`` is 0.
+    That many from ``MANY_IMAGES`` on; below, where the standard error is itself
+    estimated from few differences, the quantile of Student's t with ``images`` - 1
+    degrees of freedom at the same one-sided probability (Student, "The probable error
+    of a mean", Biometrika 6(1), 1908). Infinite for one image, unless ``errors`` is 0.
     """
     if images >= MANY_IMAGES or errors == 0:
         return errors

@@ -22,8 +22,8 @@ from rl_caption.training.validation import Candidate, decode_candidates
 
 @dataclass(frozen=True)
 class Captions:
-    """Candidate captions of images. The first with the highest reward is chosen or, without
-    rewards, the first.
+    """Candidate captions of images. The first with the highest reward is chosen or,
+    without rewards, the first.
 
     Args:
         candidates: image id -> captions.
@@ -49,8 +49,9 @@ class Captions:
     def write(self, path: str | Path) -> None:
         """Write one JSON line per image: ``image_id``, the index ``chosen``, and ``candidates``.
 
-        Each candidate has ``caption``, ``finished`` (it ended with EOS) and, where known, ``score``
-        (of beam search) and ``reward`` (of reranking). Ids are those of ``predictions.json``.
+        Each candidate has ``caption``, ``finished`` (it ended with EOS) and, where
+        known, ``score`` (of beam search) and ``reward`` (of reranking). Ids are those
+        of ``predictions.json``.
         """
         lines, ids = [], result_ids(self.candidates)
         for image_id, captions in self.candidates.items():
@@ -80,13 +81,14 @@ def build_reranker(
     Args:
         name: of the reward.
         kwargs: its arguments.
-        references: of the training images. ``consensus`` takes its document frequencies from these,
-            unless ``kwargs`` say otherwise; without any, all n-grams weigh the same.
+        references: of the training images. ``consensus`` takes its document frequencies
+            from these, unless ``kwargs`` say otherwise; without any, all n-grams weigh
+            the same.
         tokenizer: ``data.tokenizer``, unless ``kwargs`` name another.
 
     Raises:
-        ConfigError: it cannot be built, or needs references: a caption must not be chosen by what
-            it is judged by.
+        ConfigError: it cannot be built, or needs references: a caption must not be
+            chosen by what it is judged by.
     """
     builder, arguments = RewardBuilder(references, tokenizer), dict(kwargs)
     with config_errors("rerank"):
@@ -109,8 +111,8 @@ def caption_rows(
     accelerator: Accelerator,
     seed: int,
 ) -> Captions:
-    """Decode captions of rows. Every process must call it. Raises ``DataError`` where a row cannot
-    be captioned.
+    """Decode captions of rows. Every process must call it. Raises ``DataError`` where a
+    row cannot be captioned.
     """
     for row in rows:
         captioner.max_tokens_of(row)
@@ -124,8 +126,8 @@ def caption_rows(
 def rerank_captions(
     captions: Captions, rows: Sequence[Row], reward: Reward
 ) -> Captions:
-    """Add the rewards of all candidates of ``rows``, by which they are chosen. ``RewardError`` if
-    the reward failed.
+    """Add the rewards of all candidates of ``rows``, by which they are chosen.
+    ``RewardError`` if the reward failed.
     """
     candidates = captions.candidates
     repeated: list[Row] = []

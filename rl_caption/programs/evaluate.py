@@ -1,8 +1,8 @@
-"""The evaluation program: compares captions of a split, decoded here or read from a file, with
-references.
+"""The evaluation program: compares captions of a split, decoded here or read from a
+file, with references.
 
-Captions in files are evaluated without importing torch: what only a model or a data set needs is
-imported where it is used.
+Captions in files are evaluated without importing torch: what only a model or a data set
+needs is imported where it is used.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def evaluate(config: EvaluateConfig) -> str:
 
 
 def evaluate_split(config: EvaluateConfig) -> str:
-    """Decode (or read) captions, evaluate them, write ``predictions.json`` and ``scores.json``, and
-    return the table.
+    """Decode (or read) captions, evaluate them, write ``predictions.json`` and
+    ``scores.json``, and return the table.
 
     The table is empty in every process but the main one. Raises as ``score_captions``.
     """
@@ -141,11 +141,11 @@ def evaluate_split(config: EvaluateConfig) -> str:
 
 
 def compare_systems(config: CompareConfig) -> str:
-    """Judge two files of captions of the same images, test their differences, and return the
-    tables.
+    """Judge two files of captions of the same images, test their differences, and
+    return the tables.
 
-    Of a run, ``export/best`` captions the split first. Writes a folder for each system as
-    ``evaluate_split`` does, and ``comparison.json``.
+    Of a run, ``export/best`` captions the split first. Writes a folder for each system
+    as ``evaluate_split`` does, and ``comparison.json``.
 
     Raises:
         EvaluationError: the files have captions of different images; with counts.
@@ -261,15 +261,15 @@ def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
 def score_captions(
     config: EvaluateConfig, judges: Mapping[str, Reward] | None = None
 ) -> tuple[Evaluation, dict[str, str], Sequence[Any]] | None:
-    """Decode (or read) the captions of ``config``; return their metrics, the captions and the rows
-    of their images.
+    """Decode (or read) the captions of ``config``; return their metrics, the captions
+    and the rows of their images.
 
     It is None in every process but the main one.
 
     Args:
         config: of the evaluation.
-        judges: name -> reward, in place of ``config.judges``, for callers that evaluate several
-            captioners.
+        judges: name -> reward, in place of ``config.judges``, for callers that evaluate
+            several captioners.
 
     Raises:
         ConfigError: a judge cannot be built.
@@ -319,8 +319,8 @@ def _check_settings(config: EvaluateConfig) -> None:
 
 
 def settings_of(config: EvaluateConfig) -> dict[str, Any]:
-    """What was evaluated, as ``settings.json`` has it: data, split, tokenizer, decoding, and hashes
-    of the weights.
+    """What was evaluated, as ``settings.json`` has it: data, split, tokenizer,
+    decoding, and hashes of the weights.
     """
     plain = config.model_dump(mode="json")
     settings = {"tokenizer": plain["tokenizer"]}
@@ -336,8 +336,8 @@ def settings_of(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _source_of(path: str, captions: Any) -> dict[str, Any]:
-    """``predictions``: the hash of the file of captions; and ``weights``, where an evaluation that
-    wrote it says so.
+    """``predictions``: the hash of the file of captions; and ``weights``, where an
+    evaluation that wrote it says so.
     """
     note = Path(captions_file(path)).with_name(SETTINGS)
     noted = read_json(note, EvaluationError) if note.is_file() else {}
@@ -349,8 +349,8 @@ def _source_of(path: str, captions: Any) -> dict[str, Any]:
 
 
 def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
-    """The images of the split, from the data or a file of references; all images of a file without
-    splits.
+    """The images of the split, from the data or a file of references; all images of a
+    file without splits.
     """
     file = getattr(config, "references", None)
     if file is not None:
@@ -375,12 +375,12 @@ def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
 
 
 def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
-    """Those of ``captions`` that are of these images; warns of captions of other splits and of
-    images without any.
+    """Those of ``captions`` that are of these images; warns of captions of other splits
+    and of images without any.
 
     Raises:
-        EvaluationError, DataError: an image in no split or without references, or no caption of
-            these images.
+        EvaluationError, DataError: an image in no split or without references, or no
+            caption of these images.
     """
     annotated, files = images.references, images.references.images
     outside = [image_id for image_id in captions if image_id not in annotated]
@@ -425,8 +425,8 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
 class _Scorer:
     """Scores captions of ``images`` by metrics and judges, all built before anything long starts.
 
-    The constructor checks that the rows of the images ``captioned`` (ids) have what these need.
-    ``judges`` (name -> reward) replace those of the configuration.
+    The constructor checks that the rows of the images ``captioned`` (ids) have what
+    these need. ``judges`` (name -> reward) replace those of the configuration.
     """
 
     def __init__(
@@ -474,8 +474,8 @@ class _Scorer:
 
 
 def load_dual_encoder(config: RetrievalConfig, key: str) -> CachedEncoder:
-    """Load the encoder of a configuration whose ``backbone`` is set; a ``ConfigError`` names
-    ``key``.
+    """Load the encoder of a configuration whose ``backbone`` is set; a ``ConfigError``
+    names ``key``.
     """
     from rewards.clip.backbone import load_encoder  # imports torch
 
@@ -495,8 +495,8 @@ def _report(config: EvaluateConfig, rows: Sequence[Any]) -> None:
 def _score_candidates(
     config: EvaluateConfig, captions: Decoded, images: _Images
 ) -> None:
-    """Write and print ``evaluate_samples`` of all captions, if there are two images or more with
-    several each.
+    """Write and print ``evaluate_samples`` of all captions, if there are two images or
+    more with several each.
     """
     samples = {
         key: [one.caption for one in of_image]
@@ -518,8 +518,8 @@ def _score_candidates(
 def _decode(
     config: EvaluateModelConfig, images: _Images, accelerator: Accelerator
 ) -> tuple[dict[str, str], str]:
-    """Captions of the images, and how they were decoded; writes ``candidates.jsonl`` where that is
-    asked for.
+    """Captions of the images, and how they were decoded; writes ``candidates.jsonl``
+    where that is asked for.
     """
     from rl_caption.captioners.loading import load_captioner
     from rl_caption.config.build import quiet_libraries

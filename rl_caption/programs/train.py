@@ -47,12 +47,12 @@ MODE = "captioner_mode"
 
 
 def train_xe(config: XeConfig) -> TrainState:
-    """Train a captioner by cross-entropy; the best one by validation CIDEr-D is in ``export/best``
-    of ``run.dir``.
+    """Train a captioner by cross-entropy; the best one by validation CIDEr-D is in
+    ``export/best`` of ``run.dir``.
 
-    Returns the state in which the run ended: after its last step, or after the step at which a
-    signal stopped it and a checkpoint was saved. Called again with the same configuration, it goes
-    on from there.
+    Returns the state in which the run ended: after its last step, or after the step at
+    which a signal stopped it and a checkpoint was saved. Called again with the same
+    configuration, it goes on from there.
 
     Raises:
         ConfigError: a setting does not fit the data or the captioner.
@@ -81,9 +81,9 @@ def train_xe(config: XeConfig) -> TrainState:
 def train_scst(config: ScstConfig) -> TrainState:
     """Fine-tune the captioner ``model.init`` by self-critical sequence training.
 
-    The optimizer and the schedule start anew: only the weights come from cross-entropy training.
-    The best captioner by ``monitor.best_by`` is in ``export/best`` of ``run.dir``. Returns the
-    state in which the run ended, as ``train_xe``.
+    The optimizer and the schedule start anew: only the weights come from cross-entropy
+    training. The best captioner by ``monitor.best_by`` is in ``export/best`` of
+    ``run.dir``. Returns the state in which the run ended, as ``train_xe``.
 
     Raises:
         RewardError: the reward cannot score, or returns something that is no score.
@@ -152,8 +152,8 @@ def train_scst(config: ScstConfig) -> TrainState:
 def make_captioner(
     run: Run, config: XeConfig | ScstConfig, key: str, max_tokens: int
 ) -> Captioner:
-    """The captioner, which must have positions for captions of ``max_tokens`` tokens, the value of
-    ``key``.
+    """The captioner, which must have positions for captions of ``max_tokens`` tokens,
+    the value of ``key``.
     """
     data, references = config.data, references_of(run.train_rows)
     captioner = build_captioner(config.model, references, data.cache_mb, data.tokenizer)
@@ -168,8 +168,8 @@ def make_captioner(
 
 
 def share_mode(run: Run, captioner: Any) -> dict[str, Any]:
-    """Let every process compute captions as the first one does, or as the checkpoint's run did; a
-    note for the checkpoint. Only vision-language models have modes.
+    """Let every process compute captions as the first one does, or as the checkpoint's
+    run did; a note for the checkpoint. Only vision-language models have modes.
     """
     mode = getattr(captioner.policy, "mode", None)
     if mode is None:
@@ -230,13 +230,13 @@ def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonit
 def scst_signature(
     reward: MixedReward, rows: Sequence[Row], config: ScstConfig, objective: Objective
 ) -> str:
-    """SacreEOS-style signature of a run (Hu et al. 2023). Runs whose signatures differ have no
-    comparable rewards.
+    """SacreEOS-style signature of a run (Hu et al. 2023). Runs whose signatures differ
+    have no comparable rewards.
 
-    It names the treatment of EOS, document frequencies, metric, baseline and samples; an objective
-    other than REINFORCE; the starting policy if ``objective`` needs it, by eight digits of the hash
-    of its weights or by its name on the hub; schedules; and how many references in ``rows`` may be
-    tokenised differently from the toolkit.
+    It names the treatment of EOS, document frequencies, metric, baseline and samples;
+    an objective other than REINFORCE; the starting policy if ``objective`` needs it, by
+    eight digits of the hash of its weights or by its name on the hub; schedules; and
+    how many references in ``rows`` may be tokenised differently from the toolkit.
     """
     options, rollout = config.train, config.rollout
     base = "average" if options.advantage == "leave_one_out" else options.advantage
@@ -271,8 +271,8 @@ def _kwargs(kwargs: Mapping[str, Any]) -> str:
 def make_metric(config: ScstConfig, monitor: HackingMonitor) -> tuple[str, str]:
     """The validation metric that chooses ``export/best``, and how it is measured.
 
-    Raises ConfigError where ``monitor.best_by`` is neither a metric nor one of the run's terms and
-    judges.
+    Raises ConfigError where ``monitor.best_by`` is neither a metric nor one of the
+    run's terms and judges.
     """
     reward, judges, name = monitor.reward, monitor.judges, config.monitor.best_by
     if name is None:
@@ -287,8 +287,8 @@ def make_metric(config: ScstConfig, monitor: HackingMonitor) -> tuple[str, str]:
 
 
 def _frozen_copy(policy: nn.Module, accelerator: Accelerator) -> nn.Module:
-    """A frozen copy of the policy; without DeepSpeed, it shares the weights that are not
-    trained.
+    """A frozen copy of the policy; without DeepSpeed, it shares the weights that are
+    not trained.
     """
     shared = [] if uses_deepspeed(accelerator) else policy.parameters()
     memo = {id(value): value for value in shared if not value.requires_grad}

@@ -1,5 +1,5 @@
-"""Batches of image-caption pairs for embedding models: pixels and token ids, prepared in the
-loader's workers.
+"""Batches of image-caption pairs for embedding models: pixels and token ids, prepared
+in the loader's workers.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ class PairBatch:
 
     rows: Sequence[Row]
     inputs: dict[str, Tensor]
-    """Inputs of the model, each under the name of its embedding: pixels [B, 3, S, S] where the name
-    starts with ``image``, else token ids [B, L].
+    """Inputs of the model, each under the name of its embedding: pixels [B, 3, S, S]
+    where the name starts with ``image``, else token ids [B, L].
     """
     captions: list[str]
     targets: dict[str, Tensor] = field(default_factory=dict)
-    """Further inputs of the loss. ``triplet`` [B]: 1 where the row has a triplet, else 0. ``false``
-    [B, n]: 1 where the row has its n-th hard negative, else 0. ``image_group`` and ``text_group``,
-    ``text_short_group``, ... [B]: numbers that are equal for equal images, or texts.
+    """Further inputs of the loss. ``triplet`` [B]: 1 where the row has a triplet, else
+    0. ``false`` [B, n]: 1 where the row has its n-th hard negative, else 0.
+    ``image_group`` and ``text_group``, ``text_short_group``, ... [B]: numbers that are
+    equal for equal images, or texts.
     """
 
     def to(self, device: torch.device) -> PairBatch:
@@ -48,8 +49,8 @@ class PairBatch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> PairBatch:
-        """The batch in page-locked memory, from where a GPU copies while it computes; called by the
-        loader.
+        """The batch in page-locked memory, from where a GPU copies while it computes;
+        called by the loader.
         """
         return self._map(Tensor.pin_memory)
 
@@ -60,8 +61,8 @@ class PairBatch:
 
 
 class PixelCache:
-    """Preprocessed pixels of images. They are kept as uint8 up to ``cache_bytes``; the rest is
-    prepared every time.
+    """Preprocessed pixels of images. They are kept as uint8 up to ``cache_bytes``; the
+    rest is prepared every time.
     """
 
     def __init__(self, preprocessing: Preprocessing, cache_bytes: int = 0) -> None:
@@ -95,8 +96,8 @@ def draw(items: Sequence[T], row: Row, seed: int, step: int, what: str) -> T:
 
 
 def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
-    """Index of the reference that a step learns of an image: a pure function of (seed, step, image
-    id).
+    """Index of the reference that a step learns of an image: a pure function of (seed,
+    step, image id).
     """
     if captions == "first":
         return 0
@@ -106,8 +107,8 @@ def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
 def sampled_sentences(
     caption: str, least: int, most: int, generator: np.random.Generator
 ) -> str:
-    """``least`` to ``most`` random sentences of a caption, in their order; all of them where it has
-    fewer.
+    """``least`` to ``most`` random sentences of a caption, in their order; all of them
+    where it has fewer.
     """
     sentences = _SENTENCE_END.split(caption.strip())
     count = min(int(generator.integers(least, most + 1)), len(sentences))
@@ -122,8 +123,8 @@ class Addition:
     Args:
         texts: further texts, B of each, by the name of their input.
         targets: further inputs of the loss.
-        images: further images, B of each, by the name of their input: an id that no other image
-            has, and the image.
+        images: further images, B of each, by the name of their input: an id that no
+            other image has, and the image.
     """
 
     texts: dict[str, list[str]] = field(default_factory=dict)
@@ -133,22 +134,22 @@ class Addition:
 
 @dataclass
 class PairCollate:
-    """Collate function: from B pairs (row, step) to a ``PairBatch`` on the CPU. What it adds is the
-    task's.
+    """Collate function: from B pairs (row, step) to a ``PairBatch`` on the CPU. What it
+    adds is the task's.
 
     Args:
         pixels: prepares images; None leaves images out (a text tower alone).
         tokens: prepares captions; None leaves captions out (an image tower alone).
         captions: which reference a step learns.
-        augmentations: names of ``augment``, and ``rand_augment``: another random view of an image
-            at every step.
+        augmentations: names of ``augment``, and ``rand_augment``: another random view
+            of an image at every step.
         seed: of all random choices.
-        plain_captions: fraction of (image, step) whose texts are as a word-level captioner writes
-            them, in [0, 1]: lower-case words of the caption tokeniser, no punctuation. Which ones
-            is a pure function of (seed, step, image id).
+        plain_captions: fraction of (image, step) whose texts are as a word-level
+            captioner writes them, in [0, 1]: lower-case words of the caption tokeniser,
+            no punctuation. Which ones is a pure function of (seed, step, image id).
         groups: add the targets ``image_group``, ``text_group`` and those of further texts.
-        sentences: learn from so many sentences of each caption, the least and the most number;
-            None learns whole captions.
+        sentences: learn from so many sentences of each caption, the least and the most
+            number; None learns whole captions.
         additions: from the pairs (row, step) and their captions to what is added.
     """
 
@@ -222,8 +223,8 @@ class PairCollate:
 
 
 def _groups(keys: Sequence[str]) -> Tensor:
-    """A number for each of B keys, equal for equal keys: 24 bits of a hash, which float32 holds
-    exactly.
+    """A number for each of B keys, equal for equal keys: 24 bits of a hash, which
+    float32 holds exactly.
     """
     digests = [hashlib.blake2b(key.encode(), digest_size=3).digest() for key in keys]
     return torch.tensor([float(int.from_bytes(digest)) for digest in digests])

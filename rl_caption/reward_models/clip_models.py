@@ -1,5 +1,5 @@
-"""What tasks that train an open_clip model or a dual encoder of pretrained parts share: their keys,
-and the model.
+"""What tasks that train an open_clip model or a dual encoder of pretrained parts share:
+their keys, and the model.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -149,24 +149,24 @@ class ClipModelConfig(Section):
     name: str | None = None
     """Architecture of an open_clip model, such as ``ViT-B-32``."""
     kwargs: dict = {}
-    """Shape of a model with random weights: the model JSON of open_clip ``{embed_dim, vision_cfg,
-    text_cfg}``, merged into that of ``name``. With ``image`` and ``text``: options of
-    ``DualConfig``, such as ``{embed_dim: 256, hidden: 1024, dropout: 0.5}``.
+    """Shape of a model with random weights: the model JSON of open_clip ``{embed_dim,
+    vision_cfg, text_cfg}``, merged into that of ``name``. With ``image`` and ``text``:
+    options of ``DualConfig``, such as ``{embed_dim: 256, hidden: 1024, dropout: 0.5}``.
     """
     image: PartConfig = PartConfig()
-    """Pretrained image encoder, which forms a dual encoder together with ``text``; its projection
-    heads start from random weights.
+    """Pretrained image encoder, which forms a dual encoder together with ``text``; its
+    projection heads start from random weights.
     """
     text: PartConfig = PartConfig()
     """Pretrained text encoder."""
     init: str | None = None
-    """Weights to start from: the folder of an open_clip model or of a dual encoder of pretrained
-    parts; with ``name``, a tag of open_clip such as ``openai`` or a checkpoint file, also one of
-    Long-CLIP.
+    """Weights to start from: the folder of an open_clip model or of a dual encoder of
+    pretrained parts; with ``name``, a tag of open_clip such as ``openai`` or a
+    checkpoint file, also one of Long-CLIP.
     """
     context_length: Annotated[int, Field(ge=2, le=16384)] | None = None
-    """Of an open_clip model: stretch the positions of the text tower of ``init`` to this number, as
-    Long-CLIP does (77 to 248).
+    """Of an open_clip model: stretch the positions of the text tower of ``init`` to
+    this number, as Long-CLIP does (77 to 248).
     """
     keep_positions: NonNegativeInt = 20
     """Number of positions, the first, that are not stretched; 20 in Long-CLIP."""
@@ -178,8 +178,8 @@ class ClipModelConfig(Section):
 
     @property
     def is_dual(self) -> bool:
-        """Whether it is a dual encoder of parts, as a folder ``init`` may be; ``ConfigError`` for a
-        damaged folder.
+        """Whether it is a dual encoder of parts, as a folder ``init`` may be;
+        ``ConfigError`` for a damaged folder.
         """
         with naming("model.init"):
             is_folder = self.init is not None and self.name is None
@@ -205,12 +205,12 @@ class ClipTrainConfig(CaptionTrainConfig):
     """Training an open_clip model or a dual encoder."""
 
     plain_captions: Fraction = 0.0
-    """Fraction of captions that are lower-cased and lose their punctuation, as the output of
-    captioners with a word vocabulary; for rewards of such captioners.
+    """Fraction of captions that are lower-cased and lose their punctuation, as the
+    output of captioners with a word vocabulary; for rewards of such captioners.
     """
     freeze_positions: NonNegativeInt = 0
-    """Of an open_clip model: number of position embeddings, the first, to freeze; 20 in Long-CLIP,
-    0 in SPECS.
+    """Of an open_clip model: number of position embeddings, the first, to freeze; 20 in
+    Long-CLIP, 0 in SPECS.
     """
 
 
@@ -225,9 +225,10 @@ class BestByConfig(EvalConfig):
     """Validation of a contrastive model."""
 
     best_by: Literal["val/loss", "val/hard_negatives"] | None = None
-    """Metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``, the loss on
-    the validation split; ``val/hard_negatives``, how often the true caption scores higher than its
-    hard negatives (``contrastive``); null is ``val/retrieval_r1``.
+    """Metric that chooses ``export/best`` and that ``patience`` watches: ``val/loss``,
+    the loss on the validation split; ``val/hard_negatives``, how often the true caption
+    scores higher than its hard negatives (``contrastive``); null is
+    ``val/retrieval_r1``.
     """
 
 
@@ -243,8 +244,8 @@ class ClipConfig(RewardModelConfig):
     def build_model(
         self, processes: int, tune: Callable[[Any], None] = lambda clip: None
     ) -> EmbeddingModel:
-        """The model to train by ``processes``; ``tune`` freezes what is not trained of an open_clip
-        model.
+        """The model to train by ``processes``; ``tune`` freezes what is not trained of
+        an open_clip model.
 
         Raises:
             ConfigError: it cannot be loaded or made, or it has batch norm and the batch is split.
@@ -277,23 +278,23 @@ class ClipConfig(RewardModelConfig):
         return EmbeddingModel(network, preprocessing, texts, export, is_trained)
 
     def decays(self, name: str, parameter: Tensor) -> bool:
-        """CLIP's rule: weight decay for matrices, none for gains, biases and the temperature
-        (Radford et al. 2021).
+        """CLIP's rule: weight decay for matrices, none for gains, biases and the
+        temperature (Radford et al. 2021).
 
-        Where text positions are frozen, their table has no decay either: it would move them without
-        a gradient.
+        Where text positions are frozen, their table has no decay either: it would move
+        them without a gradient.
         """
         is_frozen = self.train.freeze_positions and name == "model.positional_embedding"
         return parameter.ndim > 1 and not is_frozen
 
 
 def pretrained_dual(model: ClipModelConfig) -> PretrainedDual:
-    """The dual encoder of ``model.init``, or of ``model.image`` and ``model.text``, frozen as
-    ``train_blocks`` says.
+    """The dual encoder of ``model.init``, or of ``model.image`` and ``model.text``,
+    frozen as ``train_blocks`` says.
 
     Raises:
-        ConfigError: an encoder cannot be loaded, ``kwargs`` are not those of ``DualConfig``, or an
-            encoder has fewer blocks than ``train_blocks``.
+        ConfigError: an encoder cannot be loaded, ``kwargs`` are not those of
+            ``DualConfig``, or an encoder has fewer blocks than ``train_blocks``.
     """
     parts = {"image": model.image, "text": model.text}
     with naming("model", (TypeError, ValueError)):

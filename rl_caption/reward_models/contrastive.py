@@ -1,8 +1,8 @@
-"""The task ``contrastive``: InfoNCE on image-caption pairs, with hard negatives, and Long-CLIP's
-short captions. Its loss comes first.
+"""The task ``contrastive``: InfoNCE on image-caption pairs, with hard negatives, and
+Long-CLIP's short captions. Its loss comes first.
 
-Sources: Radford et al. 2021 (CLIP); Yuksekgonul et al. 2023 (NegCLIP); Zhang et al. 2024
-(Long-CLIP). docs/reward_models.md.
+Sources: Radford et al. 2021 (CLIP); Yuksekgonul et al. 2023 (NegCLIP); Zhang et al.
+2024 (Long-CLIP). docs/reward_models.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,10 +55,11 @@ def contrastive(
     """``info_nce`` of ``image`` and ``text``, + ``short`` times ``short_info_nce`` of
     ``text_short``.
 
-    Where ``target`` has ``false`` [B, n], the texts ``text_false0`` to ``text_false{n - 1}`` are
-    hard negatives of all images of the batch. Where it has the group numbers ``image_group``,
-    ``text_group`` and so on, [B] each, pairs of the same group are no negatives in either term, nor
-    is a hard negative that is word for word an image's caption.
+    Where ``target`` has ``false`` [B, n], the texts ``text_false0`` to ``text_false{n -
+    1}`` are hard negatives of all images of the batch. Where it has the group numbers
+    ``image_group``, ``text_group`` and so on, [B] each, pairs of the same group are no
+    negatives in either term, nor is a hard negative that is word for word an image's
+    caption.
     """
     images = student["image"]
     texts = student["text"]
@@ -124,11 +125,11 @@ def short_info_nce(
     label_smoothing: float = 0.0,
     excluded: Tensor | None = None,
 ) -> Tensor:
-    """``info_nce`` of short captions with the ``principal_reconstruction`` of the normalised images
-    (Long-CLIP).
+    """``info_nce`` of short captions with the ``principal_reconstruction`` of the
+    normalised images (Long-CLIP).
 
-    The reconstruction is not normalised again (Long-CLIP's code): images that it explains less of
-    have lower logits.
+    The reconstruction is not normalised again (Long-CLIP's code): images that it
+    explains less of have lower logits.
     """
     coarse = principal_reconstruction(F.normalize(images, dim=-1), rank)
     return cross_entropies(
@@ -139,13 +140,14 @@ def short_info_nce(
 
 
 def principal_reconstruction(rows: Tensor, rank: int) -> Tensor:
-    """The projection of [B, D] rows on their first ``rank`` principal components, the mean added
-    back; [B, D].
+    """The projection of [B, D] rows on their first ``rank`` principal components, the
+    mean added back; [B, D].
 
-    ``(X - m) V Vᵀ + m`` with V the right singular vectors of X - m of the ``rank`` largest singular
-    values: the coarse image features that Long-CLIP matches with short captions (Zhang et al. 2024,
-    section 3.3). V has no gradient: its derivative has no bound where singular values come close.
-    With ``rank`` at least min(B - 1, D), the rows themselves.
+    ``(X - m) V Vᵀ + m`` with V the right singular vectors of X - m of the ``rank``
+    largest singular values: the coarse image features that Long-CLIP matches with short
+    captions (Zhang et al. 2024, section 3.3). V has no gradient: its derivative has no
+    bound where singular values come close. With ``rank`` at least min(B - 1, D), the
+    rows themselves.
     """
     mean = rows.mean(dim=0, keepdim=True)
     centred = rows - mean
@@ -154,11 +156,11 @@ def principal_reconstruction(rows: Tensor, rank: int) -> Tensor:
 
 
 def false_negatives(*groups: Tensor) -> Tensor:
-    """Pairs i != j of a batch whose group numbers are equal in any of ``groups`` ([B] each); bool
-    [B, B].
+    """Pairs i != j of a batch whose group numbers are equal in any of ``groups`` ([B]
+    each); bool [B, B].
 
-    With groups of images and of captions these pairs are no true negatives: caption j was written
-    for image i as well, or is word for word the caption of image i.
+    With groups of images and of captions these pairs are no true negatives: caption j
+    was written for image i as well, or is word for word the caption of image i.
     """
     same = torch.stack([group[:, None] == group[None] for group in groups]).any(dim=0)
     return same & ~torch.eye(len(same), dtype=torch.bool, device=same.device)
@@ -169,8 +171,8 @@ NumSentences = Annotated[int, Field(ge=1, le=1000)]
 
 
 class NegativesConfig(Section):
-    """Hard negatives: false captions of an image, in addition to those of the other images of the
-    batch (NegCLIP).
+    """Hard negatives: false captions of an image, in addition to those of the other
+    images of the batch (NegCLIP).
     """
 
     count: Annotated[int, Field(ge=0, le=64)] = 0
@@ -187,12 +189,13 @@ class ContrastiveLossConfig(ClipLossConfig):
     """The contrastive loss."""
 
     false_negatives: Literal["keep", "mask"] = "keep"
-    """``mask`` removes false negatives from the softmax: other pairs of the same image or the same
-    caption, and hard negatives that are captions of the image. ``keep`` keeps them, as CLIP does.
+    """``mask`` removes false negatives from the softmax: other pairs of the same image
+    or the same caption, and hard negatives that are captions of the image. ``keep``
+    keeps them, as CLIP does.
     """
     short: NonNegativeFloat = 0.0
-    """Weight of Long-CLIP's second term, between short captions and the principal components of the
-    images; 0 leaves it out, 1 in Long-CLIP.
+    """Weight of Long-CLIP's second term, between short captions and the principal
+    components of the images; 0 leaves it out, 1 in Long-CLIP.
     """
     pca_rank: PositiveInt = 32
     """Number of principal components."""
@@ -204,14 +207,15 @@ class ContrastiveTrainConfig(ClipTrainConfig):
     label_smoothing: Probability = 0.0
     """Fraction of the target that is spread evenly over the batch; 0.1 in Long-CLIP's code."""
     short_captions: ShortSource = "first_sentence"
-    """With ``loss.short``: the short caption is the ``first_sentence`` of the caption (Long-CLIP),
-    or a random one of the image's short ``references`` (with ``data.long_captions``).
+    """With ``loss.short``: the short caption is the ``first_sentence`` of the caption
+    (Long-CLIP), or a random one of the image's short ``references`` (with
+    ``data.long_captions``).
     """
     sentences: Annotated[
         list[NumSentences] | None, Field(min_length=2, max_length=2)
     ] = None
-    """``[min, max]`` number of sentences of each caption to use, chosen at random at every step, in
-    their order; null uses whole captions.
+    """``[min, max]`` number of sentences of each caption to use, chosen at random at
+    every step, in their order; null uses whole captions.
     """
 
 
@@ -296,12 +300,12 @@ def add_short_captions(
     source: ShortSource,
     seed: int,
 ) -> Addition:
-    """Add the text ``text_short`` to a batch, for Long-CLIP's second term: a pure function of
-    (seed, step, image id).
+    """Add the text ``text_short`` to a batch, for Long-CLIP's second term: a pure
+    function of (seed, step, image id).
 
-    ``first_sentence`` is the caption up to the first full stop before a space or line end
-    (Long-CLIP's code, which leaves the full stop out); ``references`` draws one of the row's
-    ``short_references``.
+    ``first_sentence`` is the caption up to the first full stop before a space or line
+    end (Long-CLIP's code, which leaves the full stop out); ``references`` draws one of
+    the row's ``short_references``.
     """
     texts = []
     for (row, step), caption in zip(items, captions, strict=True):
@@ -315,8 +319,8 @@ def add_short_captions(
 
 @dataclass(frozen=True)
 class HardNegatives:
-    """Adds the texts ``text_false0`` and so on to a batch, and the target ``false`` [B, ``count``]:
-    1 for each of them.
+    """Adds the texts ``text_false0`` and so on to a batch, and the target ``false`` [B,
+    ``count``]: 1 for each of them.
 
     Args:
         source: gives the false captions of a row.
@@ -362,8 +366,8 @@ def validation_negatives(
 
 
 def caption_source(name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]) -> Any:
-    """The source that ``negatives.source`` names, tried on the first row; a column of the data on
-    all rows.
+    """The source that ``negatives.source`` names, tried on the first row; a column of
+    the data on all rows.
 
     Raises:
         ConfigError: there is no such source, or it cannot be made.

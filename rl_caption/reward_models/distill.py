@@ -1,7 +1,7 @@
 """The task ``distill``: L-CLIP's two stages (docs/reward_models.md), by the losses below.
 
-A student, both towers of an L-CLIP or one of them, learns the embeddings of a frozen teacher
-(``teacher.py``).
+A student, both towers of an L-CLIP or one of them, learns the embeddings of a frozen
+teacher (``teacher.py``).
 """
 
 from collections.abc import Mapping
@@ -63,12 +63,13 @@ def distillation(
     reduction: Reduction = "mean",
     contrastive: float = 0.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """L-CLIPScore: ``l1`` |f - f_T| + ``cosine`` (1 - cos(f, f_T)) of each tower, + ``regulator``
-    Similarity Regulator, + ``contrastive`` InfoNCE at CLIP's temperature of 1/100.
+    """L-CLIPScore: ``l1`` |f - f_T| + ``cosine`` (1 - cos(f, f_T)) of each tower, +
+    ``regulator`` Similarity Regulator, + ``contrastive`` InfoNCE at CLIP's temperature
+    of 1/100.
 
-    f and f_T are raw embeddings of student and teacher; |.| is the mean over batch and dimensions.
-    Stage 1 has one tower, stage 2 both and the regulator, whose weight of 0 leaves it out. Terms
-    are logged unweighted.
+    f and f_T are raw embeddings of student and teacher; |.| is the mean over batch and
+    dimensions. Stage 1 has one tower, stage 2 both and the regulator, whose weight of 0
+    leaves it out. Terms are logged unweighted.
     """
     loss = torch.zeros((), device=student[towers[0]].device)
     metrics: dict[str, Tensor] = {}
@@ -103,16 +104,16 @@ def similarity_regulator(
     teacher_texts: Tensor,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Similarity Regulator of L-CLIPScore: matching cosines at least the teacher's, all others at
-    most the teacher's.
+    """Similarity Regulator of L-CLIPScore: matching cosines at least the teacher's, all
+    others at most the teacher's.
 
-    With S and T the cosine matrices of student and teacher: ``Σᵢ relu(Tᵢᵢ - Sᵢᵢ) + Σᵢⱼ relu(Sᵢⱼ -
-    Tᵢⱼ)``, i ≠ j. The L-CLIPScore paper writes sums; its code takes the mean of each of the two
-    parts, which gives a negative pair B - 1 times less weight. The code's average over S and Sᵀ is
-    the same number.
+    With S and T the cosine matrices of student and teacher: ``Σᵢ relu(Tᵢᵢ - Sᵢᵢ) + Σᵢⱼ
+    relu(Sᵢⱼ - Tᵢⱼ)``, i ≠ j. The L-CLIPScore paper writes sums; its code takes the mean
+    of each of the two parts, which gives a negative pair B - 1 times less weight. The
+    code's average over S and Sᵀ is the same number.
 
-    The student's embeddings are [B, D], the teacher's [B, E]; E may differ from D. A scalar, at
-    least 0.
+    The student's embeddings are [B, D], the teacher's [B, E]; E may differ from D. A
+    scalar, at least 0.
     """
     student = cosine_matrix(student_images, student_texts)
     teacher = cosine_matrix(teacher_images, teacher_texts)
@@ -140,13 +141,13 @@ class StudentConfig(Section):
 class DistanceConfig(Section):
     """The loss of a student. Null is the published code's value.
 
-    Stage 1 of that code averages two losses; stage 2 averages three (L1, cosine, regulator), the
-    first two over both towers, and scales the third by 0.1.
+    Stage 1 of that code averages two losses; stage 2 averages three (L1, cosine,
+    regulator), the first two over both towers, and scales the third by 0.1.
     """
 
     l1: NonNegativeFloat | None = None
-    """Mean absolute difference to the teacher's raw embedding, per tower. Null: 1/2 for one tower,
-    1/6 for both.
+    """Mean absolute difference to the teacher's raw embedding, per tower. Null: 1/2 for
+    one tower, 1/6 for both.
     """
     cosine: NonNegativeFloat | None = None
     """1 - cosine to the teacher's embedding, per tower. Null: 1/2 for one tower, 1/6 for both."""
@@ -155,8 +156,8 @@ class DistanceConfig(Section):
     regulator_reduction: Reduction = "mean"
     """``mean``, over diagonal and other pairs separately (released code), or ``sum`` (paper)."""
     contrastive: NonNegativeFloat = 0.0
-    """With both towers: CLIP's loss at its temperature of 1/100, which the paper tried in place of
-    the regulator.
+    """With both towers: CLIP's loss at its temperature of 1/100, which the paper tried
+    in place of the regulator.
     """
 
 
@@ -164,8 +165,8 @@ class DistillTrainConfig(CaptionTrainConfig):
     """Distilling a student."""
 
     freeze_patch_embed: bool = True
-    """With ``towers: image``: copy the patch projection, the class token and, if they fit, the
-    position embeddings from the teacher, and freeze them.
+    """With ``towers: image``: copy the patch projection, the class token and, if they
+    fit, the position embeddings from the teacher, and freeze them.
     """
     freeze_text: bool = True
     """With ``towers: dual``: freeze the text tower; one with random weights is always trained."""
@@ -278,22 +279,22 @@ class DistillConfig(RewardModelConfig):
 
 TOWERS: Mapping[str, Any] = {"image": ImageStudent, "text": TextStudent}
 TEACHER = "teacher_fingerprint"
-"""Key in a tower's config.json: ``FrozenEncoder.fingerprint`` of the model that it was distilled
-from.
+"""Key in a tower's config.json: ``FrozenEncoder.fingerprint`` of the model that it was
+distilled from.
 """
 
 
 def student_config(kwargs: Mapping[str, Any], embed_dim: int) -> LCLIPConfig:
-    """The shape of a student, whose joint width is the teacher's ``embed_dim`` if ``kwargs`` do not
-    say another. ``ConfigError`` for arguments that make no student.
+    """The shape of a student, whose joint width is the teacher's ``embed_dim`` if
+    ``kwargs`` do not say another. ``ConfigError`` for arguments that make no student.
     """
     with naming("model.kwargs", (TypeError, ValueError)):
         return LCLIPConfig(**{"embed_dim": embed_dim, **kwargs})
 
 
 def save_tower(tower: Any, which: str, folder: Path, teacher: str = "") -> None:
-    """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``; ``teacher`` is
-    its fingerprint.
+    """Write ``model.safetensors`` and ``config.json`` of one tower to ``folder``;
+    ``teacher`` is its fingerprint.
     """
     save_encoder_config(getattr(tower, "encoder", None), folder / "image_encoder")
     origin = {"model_type": f"{MODEL_TYPE}_{which}", TEACHER: teacher}
@@ -308,11 +309,11 @@ def build_tower(
     teacher: str = "",
     key: str = "model.init",
 ) -> Any:
-    """One tower: with random weights, or from a folder ``init`` that ``save_tower`` wrote, which
-    ``key`` of the configuration names.
+    """One tower: with random weights, or from a folder ``init`` that ``save_tower``
+    wrote, which ``key`` of the configuration names.
 
-    Raises ``ConfigError`` where neither can be, and for a folder that names another teacher; ""
-    takes any.
+    Raises ``ConfigError`` where neither can be, and for a folder that names another
+    teacher; "" takes any.
     """
     if init is None:
         return TOWERS[which](student_config(kwargs, embed_dim))
@@ -338,16 +339,16 @@ def build_dual(
     embed_dim: int,
     teacher: str = "",
 ) -> LCLIP:
-    """A whole L-CLIP: from its folder, from one folder for each tower, or with random weights where
-    there is none.
+    """A whole L-CLIP: from its folder, from one folder for each tower, or with random
+    weights where there is none.
 
-    ``kwargs`` are arguments of ``LCLIPConfig`` that no folder gives, ``embed_dim`` is the teacher's
-    joint width. ``teacher`` is the fingerprint that towers must name as the teacher they were
-    distilled from; "" takes any.
+    ``kwargs`` are arguments of ``LCLIPConfig`` that no folder gives, ``embed_dim`` is
+    the teacher's joint width. ``teacher`` is the fingerprint that towers must name as
+    the teacher they were distilled from; "" takes any.
 
     Raises:
-        ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not fit each
-            other, or a tower was distilled from another teacher.
+        ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not
+            fit each other, or a tower was distilled from another teacher.
     """
     if init is not None:
         with naming("model.init"):
@@ -383,11 +384,12 @@ def build_dual(
 
 @torch.no_grad()
 def copy_patch_embedding(student: ImageStudent, teacher: Any) -> list[str]:
-    """Copy patch projection, class token and, where they fit, positions of an open_clip ViT, and
-    freeze them.
+    """Copy patch projection, class token and, where they fit, positions of an open_clip
+    ViT, and freeze them.
 
-    The bias of the student's patch projection has no counterpart in the teacher: it stays random
-    and is trained, as in the released code. Returns the names of the frozen parameters.
+    The bias of the student's patch projection has no counterpart in the teacher: it
+    stays random and is trained, as in the released code. Returns the names of the
+    frozen parameters.
 
     Raises:
         ConfigError: the teacher is no ViT, or its patches have another size or width.

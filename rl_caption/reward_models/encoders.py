@@ -1,5 +1,5 @@
-"""The networks that are trained; open_clip models built, loaded, saved, and tuned in parts (LoRA,
-projections).
+"""The networks that are trained; open_clip models built, loaded, saved, and tuned in
+parts (LoRA, projections).
 """
 
 import math
@@ -49,10 +49,10 @@ class TrainedEncoder(nn.Module):
 
     Args:
         model: has the parameters.
-        encode: from pixels [B, 3, S, S] (``image``) and token ids [B, L] (``text``) to raw
-            embeddings [B, D], by ``model``.
-        max_scale: largest inverse temperature ``exp(model.logit_scale)``, a further output
-            ``scale``; None: the model has none.
+        encode: from pixels [B, 3, S, S] (``image``) and token ids [B, L] (``text``) to
+            raw embeddings [B, D], by ``model``.
+        max_scale: largest inverse temperature ``exp(model.logit_scale)``, a further
+            output ``scale``; None: the model has none.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class TrainedEncoder(nn.Module):
         return embeddings
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module; frozen batch norm stays as in evaluation: its statistics belong to its
-        weights.
+        """As of any module; frozen batch norm stays as in evaluation: its statistics
+        belong to its weights.
         """
         super().train(mode)
         for module in self.modules():
@@ -94,8 +94,8 @@ class TrainedEncoder(nn.Module):
 def trained_clip(
     clip: Any, max_scale: float = 100.0, frozen_positions: int = 0
 ) -> TrainedEncoder:
-    """An open_clip model to train; the first ``frozen_positions`` positions of its text tower get no
-    gradient.
+    """An open_clip model to train; the first ``frozen_positions`` positions of its text
+    tower get no gradient.
     """
     if frozen_positions:
         positions = torch.arange(len(clip.positional_embedding))
@@ -115,8 +115,8 @@ def is_frozen(module: nn.Module) -> bool:
 
 
 def random_clip(name: str | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """An open_clip model with random weights, and its model JSON: that of ``name``, if any, updated
-    with ``kwargs``.
+    """An open_clip model with random weights, and its model JSON: that of ``name``, if
+    any, updated with ``kwargs``.
 
     Raises:
         ConfigError: an unknown architecture, or a shape that open_clip cannot build.
@@ -150,13 +150,13 @@ def pretrained_clip(
 ) -> tuple[Any, dict[str, Any]]:
     """An open_clip model with the weights ``init``, and its model JSON.
 
-    ``init`` is a folder, or with the architecture ``name`` a tag or a checkpoint file. With
-    ``context_length`` the position table of the text tower is stretched to so many rows; its first
-    ``keep_positions`` rows stay as they are.
+    ``init`` is a folder, or with the architecture ``name`` a tag or a checkpoint file.
+    With ``context_length`` the position table of the text tower is stretched to so many
+    rows; its first ``keep_positions`` rows stay as they are.
 
     Raises:
-        ConfigError: the weights cannot be found or loaded, belong to another kind of model, or
-            cannot be stretched so.
+        ConfigError: the weights cannot be found or loaded, belong to another kind of
+            model, or cannot be stretched so.
     """
     import open_clip
 
@@ -186,8 +186,8 @@ def pretrained_clip(
 
 
 def _check_native(shape: dict[str, Any], key: str) -> None:
-    """Refuse towers and tokenisers that are not CLIP's own: they need files that the export would
-    not have.
+    """Refuse towers and tokenisers that are not CLIP's own: they need files that the
+    export would not have.
     """
     used = {**shape.get("vision_cfg", {}), **shape.get("text_cfg", {}), **shape}
     for option in ("timm_model_name", "hf_model_name", "hf_tokenizer_name"):
@@ -196,8 +196,8 @@ def _check_native(shape: dict[str, Any], key: str) -> None:
 
 
 def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
-    """Write a folder for ``load_frozen_encoder`` and ``open_clip.create_model("local-dir:...")``;
-    LoRA is merged.
+    """Write a folder for ``load_frozen_encoder`` and
+    ``open_clip.create_model("local-dir:...")``; LoRA is merged.
     """
     pixels = asdict(preprocessing_of(model.visual)) | {"mode": "RGB"}
     config = {"model_cfg": shape, "preprocess_cfg": pixels}
@@ -205,12 +205,12 @@ def save_clip(model: Any, shape: dict[str, Any], folder: Path) -> None:
 
 
 class LowRank(nn.Module):
-    """LoRA as a parametrisation: ``W + (alpha / rank) B A`` instead of a weight W (Hu et al. 2022,
-    equation 3).
+    """LoRA as a parametrisation: ``W + (alpha / rank) B A`` instead of a weight W (Hu
+    et al. 2022, equation 3).
 
-    W is taken as a matrix of ``rows`` rows; A is [rank, columns], and B is [rows, rank], 0 at
-    first. As a parametrisation it holds for all code that reads the weight, fused attention
-    included.
+    W is taken as a matrix of ``rows`` rows; A is [rank, columns], and B is [rows,
+    rank], 0 at first. As a parametrisation it holds for all code that reads the weight,
+    fused attention included.
     """
 
     def __init__(self, weight: Tensor, rows: int, rank: int, scale: float) -> None:
@@ -233,10 +233,11 @@ def train_only(
 ) -> None:
     """Freeze all of an open_clip model but ``what``.
 
-    ``projections`` (PAC-S): the last projection of each tower (of a ResNet its attention pool) and
-    the temperature. ``lora`` (PAC-S++): a ``LowRank`` update of the four matrices of each block in
-    both towers, and of the patch embedding's kernel [D, 3, k, k], taken as a matrix of k D rows
-    with rank k ``rank``. ``all``: nothing is frozen.
+    ``projections`` (PAC-S): the last projection of each tower (of a ResNet its
+    attention pool) and the temperature. ``lora`` (PAC-S++): a ``LowRank`` update of the
+    four matrices of each block in both towers, and of the patch embedding's kernel [D,
+    3, k, k], taken as a matrix of k D rows with rank k ``rank``. ``all``: nothing is
+    frozen.
 
     Raises:
         ConfigError: the model has no such layers.
@@ -273,8 +274,8 @@ def train_only(
 
 
 def merged_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict with every LoRA update added to its weight, under the names of the model
-    without LoRA.
+    """The state dict with every LoRA update added to its weight, under the names of the
+    model without LoRA.
     """
     state = {
         name: value
@@ -292,9 +293,9 @@ def check_batch_norm(network: nn.Module, train: TrainConfig, processes: int) -> 
     """Raise ``ConfigError`` where ``network`` trains batch norm, and a step has several
     micro-batches or processes.
 
-    Batch norm takes the statistics of one micro-batch of one process: the step would depend on how
-    the batch is split, and the running statistics, which the exported model uses, on the process.
-    Frozen layers keep their statistics.
+    Batch norm takes the statistics of one micro-batch of one process: the step would
+    depend on how the batch is split, and the running statistics, which the exported
+    model uses, on the process. Frozen layers keep their statistics.
     """
     trained = [
         name

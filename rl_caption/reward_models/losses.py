@@ -1,8 +1,8 @@
-"""Losses of dual encoders: pure functions of the embeddings of the global batch. B pairs, D
-dimensions.
+"""Losses of dual encoders: pure functions of the embeddings of the global batch. B
+pairs, D dimensions.
 
-Embeddings are raw, of any length above 0: cosines normalise them. The file of a task begins with
-its own loss, made of these.
+Embeddings are raw, of any length above 0: cosines normalise them. The file of a task
+begins with its own loss, made of these.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,15 +13,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 Embeddings: TypeAlias = Mapping[str, Tensor]
-"""Raw embeddings [B, D] of the global batch by name, such as ``image`` and ``text``; scalars are
-further parameters of the loss, such as ``scale``, the inverse temperature.
+"""Raw embeddings [B, D] of the global batch by name, such as ``image`` and ``text``;
+scalars are further parameters of the loss, such as ``scale``, the inverse temperature.
 """
 Objective: TypeAlias = Callable[
     [Embeddings, Embeddings], tuple[Tensor, dict[str, Tensor]]
 ]
-"""(the model's embeddings, targets) -> scalar loss and what is logged, by key of docs/metrics.md.
-Targets are the teacher's embeddings [B, D], ``triplet`` [B] (1 where a row has a triplet, else 0),
-or none.
+"""(the model's embeddings, targets) -> scalar loss and what is logged, by key of
+docs/metrics.md. Targets are the teacher's embeddings [B, D], ``triplet`` [B] (1 where a
+row has a triplet, else 0), or none.
 """
 
 
@@ -37,11 +37,12 @@ def cross_entropies(
     excluded: Tensor | None = None,
     false: Tensor | None = None,
 ) -> Tensor:
-    """Mean cross-entropy of [B, B] logits (image by text) with the diagonal as target, of columns
-    or both ways.
+    """Mean cross-entropy of [B, B] logits (image by text) with the diagonal as target,
+    of columns or both ways.
 
-    ``excluded`` bool [B, B], symmetric, False on the diagonal: pairs that are left out of the
-    softmax. ``false`` [B, F] are logits of further texts, from which images do not pick.
+    ``excluded`` bool [B, B], symmetric, False on the diagonal: pairs that are left out
+    of the softmax. ``false`` [B, F] are logits of further texts, from which images do
+    not pick.
     """
     if excluded is not None:
         logits = logits.masked_fill(excluded, float("-inf"))
@@ -65,24 +66,23 @@ def info_nce(
     false: Tensor | None = None,
     false_excluded: Tensor | None = None,
 ) -> Tensor:
-    """InfoNCE ``(CE(scale * S, i) + CE(scale * Sᵀ, i)) / 2`` with S the cosines [B, B] (Radford et
-    al. 2021, figure 3).
+    """InfoNCE ``(CE(scale * S, i) + CE(scale * Sᵀ, i)) / 2`` with S the cosines [B, B]
+    (Radford et al. 2021, figure 3).
 
-    ``images`` and ``texts`` are [B, D], row i of one matching row i of the other; a scalar, nats.
-    ``scale`` is the inverse temperature, ``label_smoothing`` the fraction of the target that is
-    spread evenly over the batch (0.1 in Long-CLIP's code). Without ``symmetric`` only texts pick
-    images, ``CE(scale * Sᵀ, i)`` (SPECS's code).
+    ``images`` and ``texts`` are [B, D], row i of one matching row i of the other; a
+    scalar, nats. ``scale`` is the inverse temperature, ``label_smoothing`` the fraction
+    of the target that is spread evenly over the batch (0.1 in Long-CLIP's code).
+    Without ``symmetric`` only texts pick images, ``CE(scale * Sᵀ, i)`` (SPECS's code).
 
-    Other pairs with the same caption are negatives like any other: where their text embeddings are
-    equal, a target that is uniform over them (Khosla et al. 2020; Yang et al. 2022) has the same
-    value and gradient. ``excluded`` bool [B, B] leaves pairs out of the softmax
-    (``false_negatives``); it cannot be combined with ``label_smoothing``, which gives every pair a
-    share of the target.
+    Other pairs with the same caption are negatives like any other: where their text
+    embeddings are equal, a target that is uniform over them (Khosla et al. 2020; Yang
+    et al. 2022) has the same value and gradient. ``excluded`` bool [B, B] leaves pairs
+    out of the softmax (``false_negatives``); it cannot be combined with
+    ``label_smoothing``, which gives every pair a share of the target.
 
-    ``false`` [F, D] are texts that belong to no image (NegCLIP: Yuksekgonul et al. 2023). They are
-    further columns of S
-    in the first term: every image has them as negatives. ``false_excluded`` bool [B, F], or [F],
-    leaves some out.
+    ``false`` [F, D] are texts that belong to no image (NegCLIP: Yuksekgonul et al.
+    2023). They are further columns of S in the first term: every image has them as
+    negatives. ``false_excluded`` bool [B, F], or [F], leaves some out.
     """
     logits = None
     if false is not None:
@@ -100,8 +100,8 @@ def info_nce(
 
 @torch.no_grad()
 def contrastive_metrics(student: Embeddings) -> dict[str, Tensor]:
-    """The inverse temperature, and the fraction of the batch whose pair has the highest cosine,
-    mean of both ways.
+    """The inverse temperature, and the fraction of the batch whose pair has the highest
+    cosine, mean of both ways.
     """
     cosines = cosine_matrix(student["image"], student["text"])
     index = torch.arange(len(cosines), device=cosines.device)

@@ -1,5 +1,5 @@
-"""The task ``positive_augmented``, PAC-S: also generated images and captions are positives
-(docs/papers.md).
+"""The task ``positive_augmented``, PAC-S: also generated images and captions are
+positives (docs/papers.md).
 
 Source: Sarto et al., CVPR 2023, and its successor PAC-S++ (LoRA).
 """
@@ -51,13 +51,13 @@ def positive_augmented(
     positive_images: float = 0.05,
     positive_captions: float = 0.1,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """PAC-S: ``l(V, T) + λv l(V', T) + λt l(V, T')``, l = 2 ``info_nce`` (Sarto et al., CVPR 2023,
-    section 3.1).
+    """PAC-S: ``l(V, T) + λv l(V', T) + λt l(V, T')``, l = 2 ``info_nce`` (Sarto et al.,
+    CVPR 2023, section 3.1).
 
-    V and T are ``image`` and ``text``; V' (``image_generated``) was generated for the captions T,
-    and T' (``text_generated``) for the images V. Negatives are the other rows of the batch; V' and
-    T' are not compared with each other. A weight of 0 leaves its term out. Nats; terms are logged
-    unweighted.
+    V and T are ``image`` and ``text``; V' (``image_generated``) was generated for the
+    captions T, and T' (``text_generated``) for the images V. Negatives are the other
+    rows of the batch; V' and T' are not compared with each other. A weight of 0 leaves
+    its term out. Nats; terms are logged unweighted.
     """
     images = student["image"]
     texts = student["text"]
@@ -90,8 +90,8 @@ class PositiveAugmentedTrainConfig(ClipTrainConfig):
     """Training on generated positives."""
 
     trainable: Literal["projections", "lora", "all"] = "projections"
-    """Train the final ``projections`` of both towers and the temperature (PAC-S), ``lora`` in both
-    towers (PAC-S++), or ``all`` weights.
+    """Train the final ``projections`` of both towers and the temperature (PAC-S),
+    ``lora`` in both towers (PAC-S++), or ``all`` weights.
     """
     lora_rank: PositiveInt = 4
     """Rank of LoRA."""
@@ -156,8 +156,8 @@ class GeneratedPositives:
 
     Args:
         which: ``image``: the image that was generated for the chosen caption, as
-            ``image_generated``; ``text``: a random caption that was generated for the image, as
-            ``text_generated``.
+            ``image_generated``; ``text``: a random caption that was generated for the
+            image, as ``text_generated``.
         captions: which reference a step learns.
         seed: of all draws.
     """
@@ -194,13 +194,13 @@ def check_positives(
 ) -> None:
     """Check that every row of a split has the positives that its steps may draw (docs/papers.md).
 
-    ``which``: ``image`` for ``positive_images``, of which each reference that is learnt needs its
-    own; ``text`` for ``positive_captions``, of which a row needs one. ``check_pixels`` and
-    ``cache`` are those of ``check_data``.
+    ``which``: ``image`` for ``positive_images``, of which each reference that is learnt
+    needs its own; ``text`` for ``positive_captions``, of which a row needs one.
+    ``check_pixels`` and ``cache`` are those of ``check_data``.
 
     Raises:
-        DataError: positives are missing, or files of images cannot be read; with the count and the
-            first offenders.
+        DataError: positives are missing, or files of images cannot be read; with the
+            count and the first offenders.
     """
     wrong = []
     files = dict[ImageFile, str]()

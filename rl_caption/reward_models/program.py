@@ -11,11 +11,11 @@ def train_reward_model(config: RewardModelConfig) -> TrainState:
     """Train the model of the configuration's task; the best by validation lies in ``export/best``.
 
     Raises:
-        ConfigError: a model cannot be loaded or made, or does not fit its task or the data; or
-            DeepSpeed, which takes one loss a micro-batch, would train.
+        ConfigError: a model cannot be loaded or made, or does not fit its task or the
+            data; or DeepSpeed, which takes one loss a micro-batch, would train.
         DataError: the data cannot be used.
-        RewardError: the task needs detail units of captions, and the package textblob is not
-            installed.
+        RewardError: the task needs detail units of captions, and the package textblob
+            is not installed.
     """
     config.check()
     with open_run(config, config.needs) as run:

@@ -1,5 +1,5 @@
-"""The task ``specificity``, SPECS: triplets of growing captions, for a long-context CLIP
-(docs/papers.md).
+"""The task ``specificity``, SPECS: triplets of growing captions, for a long-context
+CLIP (docs/papers.md).
 
 Source: Chen et al., SPECS, EMNLP 2025, section 3.
 """
@@ -55,18 +55,18 @@ def specificity(
     symmetric: bool = False,
     fixed_margin: float | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """SPECS: a caption with one more true detail scores higher, one with a false detail lower (Chen
-    et al., section 3).
+    """SPECS: a caption with one more true detail scores higher, one with a false detail
+    lower (Chen et al., section 3).
 
-    ``alpha * InfoNCE(image, text) + beta * hinge(s(positive) - s(base)) + gamma * hinge(s(base) -
-    s(negative))`` with s the cosine to the image. ``hinge(gaps)`` is the mean of relu(margin - gap)
-    over the rows with a triplet, 0 where no row has one; each of the two has its own
-    ``dynamic_margin``, or both have ``fixed_margin`` (the paper's Table 5). Terms are logged
-    unweighted.
+    ``alpha * InfoNCE(image, text) + beta * hinge(s(positive) - s(base)) + gamma *
+    hinge(s(base) - s(negative))`` with s the cosine to the image. ``hinge(gaps)`` is
+    the mean of relu(margin - gap) over the rows with a triplet, 0 where no row has one;
+    each of the two has its own ``dynamic_margin``, or both have ``fixed_margin`` (the
+    paper's Table 5). Terms are logged unweighted.
 
-    ``student`` has ``image``, ``text``, ``text_base``, ``text_positive``, ``text_negative`` and
-    ``scale``; ``target`` has ``triplet`` [B]. Margins are of logits, cosines times scale (released
-    code). ``symmetric`` is that of ``info_nce``.
+    ``student`` has ``image``, ``text``, ``text_base``, ``text_positive``,
+    ``text_negative`` and ``scale``; ``target`` has ``triplet`` [B]. Margins are of
+    logits, cosines times scale (released code). ``symmetric`` is that of ``info_nce``.
     """
     counts = target["triplet"]
     scale = student["scale"]
@@ -95,11 +95,11 @@ def specificity(
 
 
 def dynamic_margin(gaps: Tensor, counts: Tensor, largest: float) -> Tensor:
-    """Mean of the [B] gaps that count (``counts`` 1, else 0), clamped to [0, ``largest``] and
-    detached; a scalar.
+    """Mean of the [B] gaps that count (``counts`` 1, else 0), clamped to [0,
+    ``largest``] and detached; a scalar.
 
-    A gap is the score of the better text less that of the worse one: the margin asks of every row
-    the mean gap of the batch (SPECS, section 3). 0 where no row counts.
+    A gap is the score of the better text less that of the worse one: the margin asks of
+    every row the mean gap of the batch (SPECS, section 3). 0 where no row counts.
     """
     mean = (gaps * counts).sum() / counts.sum().clamp(min=1)
     return mean.detach().clamp(0, largest)
@@ -128,8 +128,8 @@ class SpecificityTrainConfig(ClipTrainConfig):
     shuffle_rate: Fraction = 0.9
     """Fraction of false details whose words are shuffled."""
     negatives: Literal["batch", "data"] = "batch"
-    """Take false details from the other captions of the ``batch`` (paper), or from the first
-    caption of all images of the training ``data`` (released code).
+    """Take false details from the other captions of the ``batch`` (paper), or from the
+    first caption of all images of the training ``data`` (released code).
     """
 
 
@@ -181,12 +181,12 @@ class StepTriplets:
     """Adds the texts of the triplets of a step: ``text_base``, ``text_positive`` and
     ``text_negative``.
 
-    They are those of the step's global batch: ``batch_size`` images of the training ``rows``, in
-    ``tokens``' context.
+    They are those of the step's global batch: ``batch_size`` images of the training
+    ``rows``, in ``tokens``' context.
 
-    False details come from the whole global batch, or from ``donors``, so that every process and
-    micro-batch has the same triplets for its rows. The other fields are those of ``PairCollate``
-    and ``make_triplets``.
+    False details come from the whole global batch, or from ``donors``, so that every
+    process and micro-batch has the same triplets for its rows. The other fields are
+    those of ``PairCollate`` and ``make_triplets``.
     """
 
     rows: Sequence[Row]

@@ -1,11 +1,12 @@
 """One optimizer step of any embedding model: a loss over the embeddings of the whole global batch.
 
-Contrastive losses compare every pair of the batch, so their gradient is no sum over micro-batches.
-As in GradCache (Gao et al. 2021, "Scaling Deep Contrastive Learning Batch Size under Memory Limited
-Setup") the step embeds all micro-batches without a graph, takes the gradient of the loss with
-respect to the embeddings of the global batch, and sends each micro-batch's part of it back through
-a second forward pass. The result does not depend on how the batch was split over micro-batches and
-processes, as long as the network has no batch norm (``checks.check_batch_norm``).
+Contrastive losses compare every pair of the batch, so their gradient is no sum over
+micro-batches. As in GradCache (Gao et al. 2021, "Scaling Deep Contrastive Learning
+Batch Size under Memory Limited Setup") the step embeds all micro-batches without a
+graph, takes the gradient of the loss with respect to the embeddings of the global
+batch, and sends each micro-batch's part of it back through a second forward pass. The
+result does not depend on how the batch was split over micro-batches and processes, as
+long as the network has no batch norm (``checks.check_batch_norm``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +24,8 @@ from rl_caption.reward_models.losses import Embeddings, Objective
 from rl_caption.runtime.engines import Averages, backward_all
 
 Target: TypeAlias = Callable[[PairBatch], dict[str, Tensor]]
-"""From a batch to what the objective compares with, by name: a teacher's embeddings [B, D], or the
-batch's targets. They are on the batch's device and have no gradient.
+"""From a batch to what the objective compares with, by name: a teacher's embeddings [B,
+D], or the batch's targets. They are on the batch's device and have no gradient.
 """
 
 
@@ -34,8 +35,9 @@ class EmbeddingTask:
 
     Args:
         accelerator: owns devices, processes and the backward pass.
-        model: as prepared for (distributed) training; from a batch's ``inputs`` to raw embeddings
-            [B, D] by name, and scalars that are parameters of the loss, such as ``scale``.
+        model: as prepared for (distributed) training; from a batch's ``inputs`` to raw
+            embeddings [B, D] by name, and scalars that are parameters of the loss, such
+            as ``scale``.
         objective: the loss.
         target: what the objective compares embeddings with.
         name: for log lines.
@@ -51,8 +53,8 @@ class EmbeddingTask:
     def training_step(
         self, batches: Sequence[PairBatch], step: int
     ) -> Iterator[Averages]:
-        """Leave the gradient of one optimizer step in the parameters. ``batches`` are this
-        process's micro-batches.
+        """Leave the gradient of one optimizer step in the parameters. ``batches`` are
+        this process's micro-batches.
         """
         target = concatenate([self.target(batch) for batch in batches])
         passes: list[Callable[[], Tensor]] = []
@@ -88,11 +90,11 @@ class EmbeddingTask:
     def _gradients(
         self, embeddings: Embeddings, target: Embeddings
     ) -> tuple[dict[str, Tensor], Averages]:
-        """Gradient of the global batch's loss with respect to this process's embeddings, and what
-        is logged.
+        """Gradient of the global batch's loss with respect to this process's
+        embeddings, and what is logged.
 
-        Every process computes the whole loss. Gradients are summed over processes, so that of a
-        scalar, which every process has, is divided by their number.
+        Every process computes the whole loss. Gradients are summed over processes, so
+        that of a scalar, which every process has, is divided by their number.
         """
         rank = self.accelerator.process_index
         processes = self.accelerator.num_processes
@@ -118,8 +120,8 @@ class EmbeddingTask:
         return gradients, log
 
     def _gather(self, rows: Tensor) -> Tensor:
-        """[B, ...] of this process to [P B, ...] of all, float32, in the global batch's order;
-        scalars as they are.
+        """[B, ...] of this process to [P B, ...] of all, float32, in the global batch's
+        order; scalars as they are.
         """
         rows = rows.detach().float()
         if rows.ndim == 0 or self.accelerator.num_processes == 1:

@@ -26,8 +26,8 @@ PART = 2**16
 def embed_distributed(
     accelerator: Accelerator, items: Sequence[T], embed: Callable[[list[T]], Tensor]
 ) -> Tensor:
-    """Embed N items, a part in each process, and gather them: [N, D] on the CPU of every process,
-    in order.
+    """Embed N items, a part in each process, and gather them: [N, D] on the CPU of
+    every process, in order.
     """
     processes = accelerator.num_processes
     if processes == 1:
@@ -116,8 +116,8 @@ class Teacher:
     def prepare(
         self, rows: Sequence[Row], captions: Captions, cache_bytes: int
     ) -> None:
-        """Embed the training split before the first step, captions first, as far as ``cache_bytes``
-        of memory allow, ``PART`` at a time.
+        """Embed the training split before the first step, captions first, as far as
+        ``cache_bytes`` of memory allow, ``PART`` at a time.
         """
         count = 1 if captions == "first" else None
         texts = [caption for row in rows for caption in row["references"][:count]]

@@ -1,9 +1,9 @@
-"""Models of captions alone: a language model, the semantic bottleneck between a dual encoder and
-one, a regression.
+"""Models of captions alone: a language model, the semantic bottleneck between a dual
+encoder and one, a regression.
 
-Source of the last two: Yanuka et al., "ICC", Findings of ACL 2024 (docs/papers.md). Losses, which come
-first, are sums over the tokens, or the captions, of a batch, so that the gradient does not depend
-on how the global batch is split.
+Source of the last two: Yanuka et al., "ICC", Findings of ACL 2024 (docs/papers.md).
+Losses, which come first, are sums over the tokens, or the captions, of a batch, so that
+the gradient does not depend on how the global batch is split.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,8 +48,8 @@ END = "<|endoftext|>"
 
 
 def negative_log_likelihood(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """Minus ln p of the tokens ``ids`` [B, L] after the first, where ``mask`` [B, L] is true,
-    summed, in nats.
+    """Minus ln p of the tokens ``ids`` [B, L] after the first, where ``mask`` [B, L] is
+    true, summed, in nats.
     """
     ids = inputs["ids"]
     mask = inputs["mask"]
@@ -59,8 +59,8 @@ def negative_log_likelihood(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def squared_error(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """Sum over B captions ``ids``, ``mask`` [B, L] of (logit - ``target``)²; the model has one
-    label.
+    """Sum over B captions ``ids``, ``mask`` [B, L] of (logit - ``target``)²; the model
+    has one label.
     """
     outputs = model(input_ids=inputs["ids"], attention_mask=inputs["mask"].long())
     return ((outputs.logits[:, 0].float() - inputs["target"]) ** 2).sum()
@@ -96,8 +96,8 @@ class BottleneckModelConfig(Section):
     language_model: str | None = None
     """Folder or hub name of the frozen causal language model (Transformers)."""
     ending: Ending = "newline"
-    """What the language model ends a caption with: ``newline`` (released code), or ``eos`` for one
-    that was trained on captions.
+    """What the language model ends a caption with: ``newline`` (released code), or
+    ``eos`` for one that was trained on captions.
     """
 
 
@@ -170,8 +170,8 @@ def caption_tokenizer(captions: Sequence[str], size: int) -> Any:
 
 
 class SemanticBottleneckConfig(TextConfig):
-    """``reward_model --task semantic_bottleneck``: a linear layer between the pooled text feature of
-    a dual encoder and a language model.
+    """``reward_model --task semantic_bottleneck``: a linear layer between the pooled
+    text feature of a dual encoder and a language model.
     """
 
     task: Literal["semantic_bottleneck"] = "semantic_bottleneck"
@@ -232,8 +232,8 @@ class SemanticBottleneckConfig(TextConfig):
 
 
 class TextRegressionConfig(TextConfig):
-    """``reward_model --task text_regression``: a number of each caption, as ICC, by a text encoder
-    with a head of one unit in the format of the released one.
+    """``reward_model --task text_regression``: a number of each caption, as ICC, by a
+    text encoder with a head of one unit in the format of the released one.
     """
 
     task: Literal["text_regression"] = "text_regression"
@@ -304,16 +304,16 @@ def _save_pretrained(model: Any, tokenizer: Any, folder: Path) -> None:
 
 @dataclass
 class TextTask:
-    """Training on the mean over the global batch of a loss that the network gives as a sum over the
-    tokens, or the captions, of a micro-batch.
+    """Training on the mean over the global batch of a loss that the network gives as a
+    sum over the tokens, or the captions, of a micro-batch.
 
     Args:
         encode: from captions to the token ids that the model reads or learns to write.
         teacher: gives the embeddings ``text``, a further input of the network.
         first: the loss is a sum over tokens from this position on.
         padding: id of the padding token, by which some models find the end of a caption.
-        spread: variance of the targets of validation, whose loss is a sum over captions; None:
-            captions have no targets.
+        spread: variance of the targets of validation, whose loss is a sum over
+            captions; None: captions have no targets.
     """
 
     run: Run
@@ -366,8 +366,8 @@ class TextTask:
         return self.batch([row for row, _ in items], texts)
 
     def batch(self, rows: Sequence[Row], captions: Sequence[str]) -> PairBatch:
-        """A batch of B captions of B rows: ``ids`` and ``mask`` [B, L], and ``target`` [B] where
-        rows have one.
+        """A batch of B captions of B rows: ``ids`` and ``mask`` [B, L], and ``target``
+        [B] where rows have one.
         """
         ids = [torch.tensor(tokens) for tokens in self.encode(captions)]
         padded = pad_sequence(ids, batch_first=True, padding_value=self.padding)
@@ -395,8 +395,8 @@ class TextTask:
     def training_step(
         self, batches: Sequence[PairBatch], step: int
     ) -> Iterator[Averages]:
-        """Leave the gradient of one optimizer step in the parameters. ``batches`` are this
-        process's micro-batches.
+        """Leave the gradient of one optimizer step in the parameters. ``batches`` are
+        this process's micro-batches.
         """
         run = self.run
         log = Averages()

@@ -1,5 +1,5 @@
-"""Triplets of growing captions for training on specificity (Chen et al., SPECS, EMNLP 2025, section
-3).
+"""Triplets of growing captions for training on specificity (Chen et al., SPECS, EMNLP
+2025, section 3).
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Donor(NamedTuple):
 
 
 class Triplet(NamedTuple):
-    """``base``, the first units of a caption, at least one; ``positive``, the same and the
-    caption's next unit; and ``negative``, with a unit of another image's caption instead, perhaps
-    with its words shuffled.
+    """``base``, the first units of a caption, at least one; ``positive``, the same and
+    the caption's next unit; and ``negative``, with a unit of another image's caption
+    instead, perhaps with its words shuffled.
     """
 
     base: str
@@ -49,18 +49,20 @@ def make_triplets(
 ) -> list[Triplet | None]:
     """Make one triplet of each of B captions; a pure function.
 
-    The length of the base is drawn uniformly from 1 to U - 1 of the caption's U units. The negative
-    takes the unit at the same position of another image's caption, its last one where that caption
-    is shorter; it never says what the positive says in the same words.
+    The length of the base is drawn uniformly from 1 to U - 1 of the caption's U units.
+    The negative takes the unit at the same position of another image's caption, its
+    last one where that caption is shorter; it never says what the positive says in the
+    same words.
 
     Args:
         captions: [B] whole captions.
         image_ids: [B] image of each caption: no unit is taken from a caption of the same image.
-        seed: of all draws; give another one each step. With given ``donors``, a row's triplet does
-            not depend on the other rows.
+        seed: of all draws; give another one each step. With given ``donors``, a row's
+            triplet does not depend on the other rows.
         shuffle_rate: fraction of negative units whose words are shuffled, in [0, 1].
-        donors: captions to take negative units from (the released code's, from the whole data set);
-            None takes the others of the batch (the paper's in-batch negatives).
+        donors: captions to take negative units from (the released code's, from the
+            whole data set); None takes the others of the batch (the paper's in-batch
+            negatives).
 
     Returns:
         [B] triplets. None where the caption has fewer than two units, or no other caption has a
@@ -89,11 +91,11 @@ def make_triplets(
 def negative_unit(
     donors: Sequence[Donor], position: int, owner: Hashable, unlike: str, draws: Draws
 ) -> str | None:
-    """Draw a caption of another image than ``owner``; return its unit ``position``, or its last one
-    if it has fewer.
+    """Draw a caption of another image than ``owner``; return its unit ``position``, or
+    its last one if it has fewer.
 
-    Units with the same words as ``unlike``, the true one, are passed over; None where no unit is
-    left. Donors are tried in their order, from a random one on.
+    Units with the same words as ``unlike``, the true one, are passed over; None where
+    no unit is left. Donors are tried in their order, from a random one on.
     """
     start = draws.below(len(donors)) if donors else 0
     words = _words(unlike)
@@ -106,8 +108,8 @@ def negative_unit(
 
 
 def append_unit(base: str, unit: str) -> str:
-    """Append a unit of another caption to ``base``, with a space in between, and no comma after a
-    full stop.
+    """Append a unit of another caption to ``base``, with a space in between, and no
+    comma after a full stop.
     """
     if base[-1:] in _STOPS:
         unit = unit.lstrip(_SEPARATORS) or unit
@@ -127,11 +129,11 @@ def _words(unit: str) -> list[str]:
 def triplet_texts(
     triplets: Sequence[Triplet | None], tokens: Texts
 ) -> tuple[dict[str, list[str]], Tensor]:
-    """The texts ``base``, ``positive`` and ``negative`` of B triplets, and which triplets count,
-    [B] of 1 and 0.
+    """The texts ``base``, ``positive`` and ``negative`` of B triplets, and which
+    triplets count, [B] of 1 and 0.
 
-    A triplet that is None does not count, nor does one with a text longer than the context:
-    truncated, its texts would be equal. The texts of both are "".
+    A triplet that is None does not count, nor does one with a text longer than the
+    context: truncated, its texts would be equal. The texts of both are "".
     """
     counts = []
     texts = []

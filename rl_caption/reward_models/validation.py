@@ -1,5 +1,5 @@
-"""Validation of embedding models: image-text retrieval in a split, agreement with the teacher,
-specificity.
+"""Validation of embedding models: image-text retrieval in a split, agreement with the
+teacher, specificity.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from rl_caption.runtime.types import LOSS, Validation
 from rl_caption.training.run import NonFiniteError
 
 DRAWN_AT = -1
-"""The step by which the loss of validation draws captions and positives; no step of training has
-this number.
+"""The step by which the loss of validation draws captions and positives; no step of
+training has this number.
 """
 REMEDY = "a lower train.lr, or train.mixed_precision bf16 or no, is the usual remedy"
 
@@ -42,13 +42,14 @@ def validation_loss(
     size: int,
     validator: EmbeddingValidator,
 ) -> float:
-    """The loss of training on a validation split, in nats: the mean over batches of ``size`` rows
-    in the split's order, each process embedding some of them.
+    """The loss of training on a validation split, in nats: the mean over batches of
+    ``size`` rows in the split's order, each process embedding some of them.
 
-    A contrastive loss grows with its batch, so a last batch of fewer rows is left out; a split of
-    fewer than ``size`` rows is one batch. Captions and positives are the same at every validation,
-    and images are not augmented. The result does not depend on how the forward pass is split over
-    micro-batches, of the validator's ``batch_size`` rows, and processes.
+    A contrastive loss grows with its batch, so a last batch of fewer rows is left out;
+    a split of fewer than ``size`` rows is one batch. Captions and positives are the
+    same at every validation, and images are not augmented. The result does not depend
+    on how the forward pass is split over micro-batches, of the validator's
+    ``batch_size`` rows, and processes.
     """
     collate = replace(collate, pixels=validator.pixels, augmentations=())
     accelerator = validator.accelerator
@@ -148,8 +149,8 @@ class EmbeddingValidator:
         _check_finite(self.expected, "the teacher's", remedy)
 
     def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
-        """Embed the split with the network as it is at ``step``; ``NonFiniteError`` as for the
-        teacher.
+        """Embed the split with the network as it is at ``step``; ``NonFiniteError`` as
+        for the teacher.
         """
         metrics = {}
         with torch.no_grad(), dropout_off(self.network), autocast(self.accelerator):
@@ -190,8 +191,8 @@ class EmbeddingValidator:
         return Validation(metrics)
 
     def _embeddings(self) -> dict[str, Tensor]:
-        """Of images, captions, texts of triplets, and the true and false captions of negatives, by
-        name.
+        """Of images, captions, texts of triplets, and the true and false captions of
+        negatives, by name.
         """
         embeddings = {}
         for tower in self.towers:
@@ -206,8 +207,8 @@ class EmbeddingValidator:
         return embeddings
 
     def _embed_all(self, tower: str, embed: Callable[[list], Tensor]) -> Tensor:
-        """Embeddings of all rows, or of all references, equal ones embedded once: [N, D] on the
-        CPU, by all processes.
+        """Embeddings of all rows, or of all references, equal ones embedded once: [N,
+        D] on the CPU, by all processes.
         """
         items: Sequence[Any] = self.rows if tower == "image" else self.distinct
         embedded = embed_distributed(self.accelerator, items, embed)
@@ -228,8 +229,8 @@ class EmbeddingValidator:
 
 
 def _nearer(images: Tensor, texts: Tensor, others: Tensor) -> float:
-    """Fraction of N images [N, D] whose text [N, D] has a higher cosine than the other text [N, D];
-    ties fail.
+    """Fraction of N images [N, D] whose text [N, D] has a higher cosine than the other
+    text [N, D]; ties fail.
     """
     near = F.cosine_similarity(images, texts, dim=-1)
     return float((near > F.cosine_similarity(images, others, dim=-1)).float().mean())

@@ -1,3 +1,3 @@
-"""What every other folder stands on: errors, options of user code, what flows through a step,
-processes and engines.
+"""What every other folder stands on: errors, options of user code, what flows through a
+step, processes and engines.
 """

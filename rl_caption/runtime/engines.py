@@ -1,8 +1,8 @@
-"""Devices, processes, and the engine that trains: plain Accelerate (one process, or DDP) or
-DeepSpeed (``zero.py``).
+"""Devices, processes, and the engine that trains: plain Accelerate (one process, or
+DDP) or DeepSpeed (``zero.py``).
 
-Functions take the accelerator and the model as it prepared it; those that exchange tensors are
-called by every process.
+Functions take the accelerator and the model as it prepared it; those that exchange
+tensors are called by every process.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
     Raises:
         LaunchError: another number of processes trains than was asked for, or
             ``check_environment``.
-        ConfigError: the mixed precision or the engine cannot do what ``train`` asks for, or a
-            tracker is not installed.
+        ConfigError: the mixed precision or the engine cannot do what ``train`` asks
+            for, or a tracker is not installed.
     """
     check_environment()
     installed = list(map(str, get_available_trackers()))
@@ -105,8 +105,8 @@ def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
 
 
 def use_cpu(processes: int, threads: int | None) -> None:
-    """Set the CPU threads of each of ``processes`` (None: a share of the cores), and keep freed
-    memory for reuse.
+    """Set the CPU threads of each of ``processes`` (None: a share of the cores), and
+    keep freed memory for reuse.
     """
     here = int(os.environ.get("LOCAL_WORLD_SIZE", processes))
     torch.set_num_threads(threads or cpu_threads(here))
@@ -114,12 +114,12 @@ def use_cpu(processes: int, threads: int | None) -> None:
 
 
 def training_precision(asked: str) -> str:
-    """``no``, ``bf16`` or ``fp16``: ``train.mixed_precision``, or the precision of ``accelerate
-    launch`` if the former is ``no`` or ``auto``.
+    """``no``, ``bf16`` or ``fp16``: ``train.mixed_precision``, or the precision of
+    ``accelerate launch`` if the former is ``no`` or ``auto``.
 
-    ``auto`` is bf16 where the device computes in it without emulation: NVIDIA GPUs from Ampere on,
-    CPUs with AVX512-BF16 or AMX. Raises ConfigError if both ask for a precision and they differ,
-    or if the launcher's is not supported.
+    ``auto`` is bf16 where the device computes in it without emulation: NVIDIA GPUs from
+    Ampere on, CPUs with AVX512-BF16 or AMX. Raises ConfigError if both ask for a
+    precision and they differ, or if the launcher's is not supported.
     """
     launched = os.environ.get("ACCELERATE_MIXED_PRECISION", "").lower() or "no"
     if launched not in ("no", asked):
@@ -140,9 +140,9 @@ def training_precision(asked: str) -> str:
 
 
 def accelerator_kwargs() -> dict[str, Any]:
-    """Arguments for ``Accelerator``, by which a launcher's processes form a group without a GPU,
-    too (Accelerate alone then ignores launchers, unless ``ACCELERATE_USE_CPU=true``), and DDP's
-    gradients are views of its buckets.
+    """Arguments for ``Accelerator``, by which a launcher's processes form a group
+    without a GPU, too (Accelerate alone then ignores launchers, unless
+    ``ACCELERATE_USE_CPU=true``), and DDP's gradients are views of its buckets.
     """
     if int(os.environ.get("LOCAL_RANK", "-1")) < 0:
         return {}
@@ -176,9 +176,9 @@ def backward_all(
 ) -> float:
     """Forward and backward pass of each micro-batch; gradients are all-reduced in the last one.
 
-    Each loss is a sum over the micro-batch divided by a count over the global batch. So the losses
-    of all micro-batches and processes add up, and the gradient does not depend on how the batch was
-    split. Returns the sum of this process's losses.
+    Each loss is a sum over the micro-batch divided by a count over the global batch. So
+    the losses of all micro-batches and processes add up, and the gradient does not
+    depend on how the batch was split. Returns the sum of this process's losses.
     """
     engine: Any = model
     sharded, total = uses_deepspeed(accelerator), 0.0
@@ -198,8 +198,8 @@ def backward_all(
 
 
 def global_count(accelerator: Accelerator, local_count: Tensor) -> Tensor:
-    """Sum of a count over all processes, of the same shape; 0 becomes 1, to be divided by.
-    All-reduces.
+    """Sum of a count over all processes, of the same shape; 0 becomes 1, to be divided
+    by. All-reduces.
     """
     count = accelerator.reduce(local_count.to(accelerator.device, torch.float32))
     return torch.where(count == 0, 1, count)
@@ -218,8 +218,8 @@ def dropout_off(model: nn.Module, enabled: bool = True) -> Iterator[None]:
 
 
 class Averages:
-    """Named averages of one step. Names are log keys of docs/metrics.md; every process must add the
-    same names.
+    """Named averages of one step. Names are log keys of docs/metrics.md; every process
+    must add the same names.
     """
 
     def __init__(self) -> None:

@@ -13,8 +13,8 @@ import rewards.base
 
 
 class UserError(Exception):
-    """Base of the errors that a user can mend: the message names what is wrong, and what would be
-    right.
+    """Base of the errors that a user can mend: the message names what is wrong, and
+    what would be right.
     """
 
 
@@ -37,22 +37,22 @@ class CaptionerError(UserError, ValueError):
 config_errors = partial(
     rewards.base.naming, kinds=(ValueError, TypeError, OSError), error=ConfigError
 )
-"""Inside ``config_errors(key)``, what is raised about the arguments and files of a key becomes a
-``ConfigError``.
+"""Inside ``config_errors(key)``, what is raised about the arguments and files of a key
+becomes a ``ConfigError``.
 """
 
 
 naming = partial(rewards.base.naming, error=ConfigError, kept=(ConfigError,))
-"""Inside ``naming(where)``, a ``ValueError`` or ``OSError`` becomes a ``ConfigError`` that begins
-with ``where``.
+"""Inside ``naming(where)``, a ``ValueError`` or ``OSError`` becomes a ``ConfigError``
+that begins with ``where``.
 """
 KEPT = (UserError, rewards.base.RewardError)
 """Errors that name what is wrong as they are."""
 errors_of_user_code = partial(
     rewards.base.errors_of_user_code, error=ConfigError, kept=KEPT
 )
-"""Inside ``errors_of_user_code(where)``, what a user's code raises becomes a ``ConfigError``: see
-``rewards.base``.
+"""Inside ``errors_of_user_code(where)``, what a user's code raises becomes a
+``ConfigError``: see ``rewards.base``.
 """
 EXPECTED = (*KEPT, OSError)
 """What ends a program with one message and without a traceback."""
@@ -105,8 +105,8 @@ OPTIONAL = {
         "no video files; folders of frames and animated images are read all the same",
     ),
 }
-"""Optional module -> its package, the extra that installs it (docs/installation.md), and what is
-missing without it.
+"""Optional module -> its package, the extra that installs it (docs/installation.md),
+and what is missing without it.
 """
 EXTRAS = {module: extra for module, (_, extra, _) in OPTIONAL.items()} | {
     "timm": "clip",
@@ -114,8 +114,8 @@ EXTRAS = {module: extra for module, (_, extra, _) in OPTIONAL.items()} | {
 
 
 def not_installed(*modules: str) -> str:
-    """A sentence for the user: optional modules that are missing, and the command that installs
-    them.
+    """A sentence for the user: optional modules that are missing, and the command that
+    installs them.
     """
     extras = ",".join(sorted({EXTRAS[module] for module in modules}))
     return f"{' and '.join(modules)} not installed: pip install 'rl-caption[{extras}]'"
@@ -131,12 +131,12 @@ def installed_version(package: str) -> str | None:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """End the program with code 1 and the message of an expected error, of one in code that the
-    configuration names, or the extra that brings a missing package.
+    """End the program with code 1 and the message of an expected error, of one in code
+    that the configuration names, or the extra that brings a missing package.
 
-    So it ends where code of the user calls ``sys.exit``, whatever the code. Where the reader of the
-    output has gone (``| head``), it ends without a message, with the code of SIGPIPE. Anything else
-    is a defect and is raised.
+    So it ends where code of the user calls ``sys.exit``, whatever the code. Where the
+    reader of the output has gone (``| head``), it ends without a message, with the code
+    of SIGPIPE. Anything else is a defect and is raised.
     """
     try:
         with errors_of_user_code(

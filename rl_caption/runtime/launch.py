@@ -1,11 +1,12 @@
-"""Processes: how many train together, how signals end them, and which of them writes to a run
-folder.
+"""Processes: how many train together, how signals end them, and which of them writes to
+a run folder.
 
-``torchrun --nproc_per_node 2`` on a machine without a GPU may run two copies that never exchange a
-gradient: ``check_processes`` finds that out before the first step.
+``torchrun --nproc_per_node 2`` on a machine without a GPU may run two copies that never
+exchange a gradient: ``check_processes`` finds that out before the first step.
 
-``python -m rl_caption.runtime.launch`` is ``accelerate launch`` for schedulers: it passes SIGTERM,
-SIGINT and SIGHUP on, and waits until the training has saved its checkpoint.
+``python -m rl_caption.runtime.launch`` is ``accelerate launch`` for schedulers: it
+passes SIGTERM, SIGINT and SIGHUP on, and waits until the training has saved its
+checkpoint.
 """
 
 if __name__ == "__main__":  # before the imports below, which take a while
@@ -76,8 +77,8 @@ def check_processes(running: int, expected: int | None = None) -> None:
 
     Args:
         running: ``Accelerator.num_processes``, the number that exchanges gradients.
-        expected: ``train.num_processes``. The launcher's environment (``WORLD_SIZE``) is compared,
-            too.
+        expected: ``train.num_processes``. The launcher's environment (``WORLD_SIZE``)
+            is compared, too.
     """
     for name, count in (processes_started(), ("train.num_processes", expected)):
         if count not in (None, running):
@@ -111,9 +112,9 @@ def processes_started() -> tuple[str, int]:
 def keep_freed_memory() -> None:
     """Ask glibc's allocator to keep freed memory for the next tensors.
 
-    Otherwise large blocks are given back and mapped anew, and the kernel fills every page with
-    zeros again (docs/performance.md). Without glibc, or if the user set ``MALLOC_*`` or
-    ``GLIBC_TUNABLES``, nothing is changed.
+    Otherwise large blocks are given back and mapped anew, and the kernel fills every
+    page with zeros again (docs/performance.md). Without glibc, or if the user set
+    ``MALLOC_*`` or ``GLIBC_TUNABLES``, nothing is changed.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     asked = re.search(r"\bMALLOC_|GLIBC_TUNABLES", " ".join(os.environ))
@@ -142,9 +143,10 @@ def stop_signals_handled_by(
 def stop_requests(leave: bool = False) -> Iterator[Callable[[], bool]]:
     """Inside, the first of ``STOP_SIGNALS`` makes the yielded function return True.
 
-    A second signal, ``SAME_REQUEST_SECONDS`` later or more, ends the process at once. With
-    ``leave``, the first one raises ``SystemExit``, so that ``finally`` blocks run. Where the block
-    ends after a SIGINT, ``KeyboardInterrupt`` is raised: a shell's ``&&`` must not go on.
+    A second signal, ``SAME_REQUEST_SECONDS`` later or more, ends the process at once.
+    With ``leave``, the first one raises ``SystemExit``, so that ``finally`` blocks run.
+    Where the block ends after a SIGINT, ``KeyboardInterrupt`` is raised: a shell's
+    ``&&`` must not go on.
     """
     first: tuple[int, float] | None = None
 
@@ -167,8 +169,8 @@ def stop_requests(leave: bool = False) -> Iterator[Callable[[], bool]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """``accelerate launch`` that passes ``STOP_SIGNALS`` on and waits for the training to save.
 
-    Accelerate's own launcher ends at once and leaves its process behind, so that a scheduler takes
-    the job for ended; with several processes it kills them after 30 s.
+    Accelerate's own launcher ends at once and leaves its process behind, so that a
+    scheduler takes the job for ended; with several processes it kills them after 30 s.
 
     Returns:
         0 where all processes ended with 0, as they do when they have saved; 128 + signal where
@@ -210,9 +212,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_lock(run_dir: str | Path, wait_seconds: float = 120.0) -> Iterator[None]:
     """Inside, no other training writes to the run folder. The main process holds the lock.
 
-    It is a ``filelock`` on ``<run>/.lock``; the kernel drops it when the holder ends in any way.
-    Raises LaunchError if another process still holds it after ``wait_seconds`` (a training that
-    got SIGTERM may still be saving).
+    It is a ``filelock`` on ``<run>/.lock``; the kernel drops it when the holder ends in
+    any way. Raises LaunchError if another process still holds it after ``wait_seconds``
+    (a training that got SIGTERM may still be saving).
     """
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)

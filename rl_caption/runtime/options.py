@@ -1,8 +1,8 @@
 """Sections of a configuration, ranges of their options, and the classes that a configuration names.
 
 A class or function is named by a name from one of this package's tables, or as
-``package.module:Name``; it is imported when it is asked for. Its arguments are its options, and
-``Annotated[float, Field(ge=0)]`` is an option with a range.
+``package.module:Name``; it is imported when it is asked for. Its arguments are its
+options, and ``Annotated[float, Field(ge=0)]`` is an option with a range.
 """
 
 import inspect
@@ -57,8 +57,8 @@ class Section(BaseModel):
 
     @classmethod
     def choose(cls, values: Mapping[str, Any]) -> type[Self]:
-        """The subclass for the merged ``values`` of a file and a command line, where a section has
-        alternatives.
+        """The subclass for the merged ``values`` of a file and a command line, where a
+        section has alternatives.
         """
         return cls
 
@@ -85,8 +85,8 @@ Probability = Annotated[float, Field(ge=0, lt=1)]
 
 
 def class_names(values: Mapping[str, Any]) -> list[str]:
-    """The classes that a configuration names, at ``trust`` and at ``CLASS_KEYS``: its user lets
-    them run.
+    """The classes that a configuration names, at ``trust`` and at ``CLASS_KEYS``: its
+    user lets them run.
     """
     named = rf'"(?:{"|".join(CLASS_KEYS)})": "([^"]+:[^"]+)"'
     return [

@@ -1,7 +1,7 @@
 """CPU threads of a program: how many there are, and how they wait for each other.
 
-The OpenMP runtime of torch reads the environment once, when torch is loaded. So ``set_threads``
-comes first in every program, and this module imports nothing heavy.
+The OpenMP runtime of torch reads the environment once, when torch is loaded. So
+``set_threads`` comes first in every program, and this module imports nothing heavy.
 """
 
 import os
@@ -10,9 +10,10 @@ import sys
 NUM_THREADS = "OMP_NUM_THREADS"
 WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 SPIN_COUNT = "3000"
-"""Rounds of a loop in which a thread of libgomp waits for the others before it sleeps (300,000 by
-default). Few rounds cost time on an idle machine; many cost more beside other work, because a
-waiting thread keeps a core from the thread that it waits for (docs/performance.md)."""
+"""Rounds of a loop in which a thread of libgomp waits for the others before it sleeps
+(300,000 by default). Few rounds cost time on an idle machine; many cost more beside
+other work, because a waiting thread keeps a core from the thread that it waits for
+(docs/performance.md)."""
 LAUNCHED = ("ACCELERATE_MIXED_PRECISION", "LOCAL_WORLD_SIZE")
 """``accelerate launch`` sets the first, ``torchrun`` the second."""
 
@@ -26,19 +27,19 @@ def set_threads() -> None:
 
 
 def let_threads_sleep() -> None:
-    """Let waiting threads of libgomp sleep after ``SPIN_COUNT`` rounds, unless the user says how
-    they wait.
+    """Let waiting threads of libgomp sleep after ``SPIN_COUNT`` rounds, unless the user
+    says how they wait.
     """
     if not any(name in os.environ for name in WAIT_VARIABLES):
         os.environ["GOMP_SPINCOUNT"] = SPIN_COUNT
 
 
 def cpu_threads(processes: int) -> int:
-    """CPU threads of each of ``processes`` on this machine: ``OMP_NUM_THREADS`` where the user set
-    it, or a share of the cores.
+    """CPU threads of each of ``processes`` on this machine: ``OMP_NUM_THREADS`` where
+    the user set it, or a share of the cores.
 
-    Launchers set it to 1 where the user did not, so 1 under a launcher counts as not set:
-    ``train.threads 1`` asks for one thread there.
+    Launchers set it to 1 where the user did not, so 1 under a launcher counts as not
+    set: ``train.threads 1`` asks for one thread there.
     """
     first = os.environ.get(NUM_THREADS, "").partition(",")[0]
     launched = any(name in os.environ for name in LAUNCHED)

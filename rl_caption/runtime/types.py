@@ -46,12 +46,12 @@ class CaptionBatch:
     inputs: dict[str, Tensor]
     """What the captioner reads; every tensor has B rows."""
     targets: Tensor | None = None
-    """Reference captions as token ids [B, C, L], padded after EOS; only where cross-entropy is
-    trained.
+    """Reference captions as token ids [B, C, L], padded after EOS; only where
+    cross-entropy is trained.
     """
     target_mask: Tensor | None = None
-    """[B, C, L], True for the tokens to learn: no padding, and nothing that the captioner may not
-    emit (UNK).
+    """[B, C, L], True for the tokens to learn: no padding, and nothing that the
+    captioner may not emit (UNK).
     """
 
     @property
@@ -64,8 +64,8 @@ class CaptionBatch:
         return self._with(lambda value: value.to(device, non_blocking=True))
 
     def pin_memory(self) -> CaptionBatch:
-        """The batch in page-locked memory, from where a GPU copies while it computes; called by the
-        loader.
+        """The batch in page-locked memory, from where a GPU copies while it computes;
+        called by the loader.
         """
         return self._with(lambda value: value.pin_memory())
 
@@ -85,8 +85,8 @@ class Rollout:
     token_ids: Tensor
     """[B, K, L] sampled tokens, padded after EOS."""
     mask: Tensor
-    """[B, K, L], True up to and including EOS: the tokens that were sampled and that the loss
-    counts.
+    """[B, K, L], True up to and including EOS: the tokens that were sampled and that
+    the loss counts.
     """
     finished: Tensor
     """[B, K], True where the caption ended with EOS before the length limit."""
@@ -124,8 +124,8 @@ class TrainState:
     """Where a run stands; saved with every checkpoint as JSON."""
 
     global_step: int = 0
-    """Steps done: a step is one rollout in self-critical training, and one optimizer update
-    elsewhere.
+    """Steps done: a step is one rollout in self-critical training, and one optimizer
+    update elsewhere.
     """
     metric: str = ""
     """Which metric of validation chose the best model."""

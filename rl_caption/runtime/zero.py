@@ -1,7 +1,7 @@
 """DeepSpeed ZeRO-1, 2, 3: what only this engine needs.
 
-Attributes of Accelerate and DeepSpeed without a public name are read in this file alone, which was
-tested with Accelerate 1.15 and DeepSpeed 0.19.8.
+Attributes of Accelerate and DeepSpeed without a public name are read in this file
+alone, which was tested with Accelerate 1.15 and DeepSpeed 0.19.8.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def deepspeed_plugin(accelerator: Accelerator) -> Any:
 def configure_deepspeed(
     accelerator: Accelerator, precision: str, train: TrainConfig
 ) -> None:
-    """Set DeepSpeed's precision (autocast over float32 weights), optimizer, batch sizes and
-    clipping to those of ``train``. Raises ConfigError for what it cannot do.
+    """Set DeepSpeed's precision (autocast over float32 weights), optimizer, batch sizes
+    and clipping to those of ``train``. Raises ConfigError for what it cannot do.
     """
     engine = engine_of(accelerator)
     if engine in ("plain", "zero0"):
@@ -113,8 +113,8 @@ def prepare(
 
 
 def deepspeed_step(model: nn.Module) -> float:
-    """Clip gradients and update weights; return the gradient's norm before clipping, NaN if it is
-    not finite.
+    """Clip gradients and update weights; return the gradient's norm before clipping,
+    NaN if it is not finite.
     """
     engine: Any = model
     engine.step()
@@ -126,13 +126,13 @@ def deepspeed_step(model: nn.Module) -> float:
 def gathered_parameters(accelerator: Accelerator, model: nn.Module) -> Iterator[None]:
     """Under ZeRO-3, give every process the full weights inside the ``with``; elsewhere, do nothing.
 
-    The model behind ``model`` is then an ordinary module. No process waits for another inside, so
-    their captions may end at different lengths. Weights must not be changed. All-gathers: every
-    process enters and leaves.
+    The model behind ``model`` is then an ordinary module. No process waits for another
+    inside, so their captions may end at different lengths. Weights must not be changed.
+    All-gathers: every process enters and leaves.
 
-    DeepSpeed's ``unwrap_model_for_generation`` leaves a hook on the root module, which communicates
-    at every forward pass, and discards the recorded order of modules; here all hooks are removed
-    and restored.
+    DeepSpeed's ``unwrap_model_for_generation`` leaves a hook on the root module, which
+    communicates at every forward pass, and discards the recorded order of modules; here
+    all hooks are removed and restored.
     """
     if engine_of(accelerator) != "zero3":
         yield
@@ -148,8 +148,8 @@ def gathered_parameters(accelerator: Accelerator, model: nn.Module) -> Iterator[
 
 @contextmanager
 def without_hooks(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Inside, the hooks of ``handles`` are not called; afterwards they are called again, in their
-    old order.
+    """Inside, the hooks of ``handles`` are not called; afterwards they are called
+    again, in their old order.
     """
     tables = [
         table for handle in handles if (table := handle.hooks_dict_ref()) is not None
@@ -176,8 +176,8 @@ def trained_parameters(
 def full_state(
     accelerator: Accelerator, model: nn.Module, optimizer: Any
 ) -> tuple[dict[str, Tensor], Moments]:
-    """Full weights, each tied one once, and Adam's moments, on the CPU of the main process, empty
-    on others. All-gathers one parameter at a time.
+    """Full weights, each tied one once, and Adam's moments, on the CPU of the main
+    process, empty on others. All-gathers one parameter at a time.
     """
     import deepspeed
     from deepspeed.utils import safe_get_full_optimizer_state
@@ -214,8 +214,8 @@ def torch_optimizer(optimizer: Any) -> torch.optim.Optimizer:
 def load_deepspeed_moments(
     model: nn.Module, trained: Mapping[str, nn.Parameter], moments: Moments
 ) -> None:
-    """Set DeepSpeed's moments of the trained parameters, which are created first: before its first
-    step it has none.
+    """Set DeepSpeed's moments of the trained parameters, which are created first:
+    before its first step it has none.
     """
     from deepspeed.utils import (
         safe_set_full_optimizer_state,

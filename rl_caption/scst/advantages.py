@@ -1,11 +1,12 @@
-"""Advantages of sampled captions: how much better than its baseline a sample scored. Pure functions
-of tensors.
+"""Advantages of sampled captions: how much better than its baseline a sample scored.
+Pure functions of tensors.
 
-``rewards`` are [B, K] of the B images of a whole step, of all micro-batches and processes, in the
-order of the step's batch; ``greedy_rewards`` [B] or None are those of the greedy captions.
+``rewards`` are [B, K] of the B images of a whole step, of all micro-batches and
+processes, in the order of the step's batch; ``greedy_rewards`` [B] or None are those of
+the greedy captions.
 
-Means are taken in float64, where those of equal float32 rewards are exact: a group of equal rewards
-has advantage 0, not 1e-7, of which Adam would make a whole step.
+Means are taken in float64, where those of equal float32 rewards are exact: a group of
+equal rewards has advantage 0, not 1e-7, of which Adam would make a whole step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,8 +22,8 @@ from rl_caption.runtime.types import Scores
 from rl_caption.scst import ADVANTAGES
 
 AdvantageFn = Callable[[Tensor, Tensor | None], Tensor]
-"""(rewards [B, K], greedy rewards [B] | None) -> advantages [B, K]. If it has an attribute
-``needs_greedy`` that is true, greedy captions are decoded and scored for it.
+"""(rewards [B, K], greedy rewards [B] | None) -> advantages [B, K]. If it has an
+attribute ``needs_greedy`` that is true, greedy captions are decoded and scored for it.
 """
 
 
@@ -34,8 +35,9 @@ def greedy(rewards: Tensor, greedy_rewards: Tensor | None) -> Tensor:
 
 
 def leave_one_out(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
-    """r_k - mean of the other K - 1 = K / (K - 1) (r_k - mean) (Luo 2020, "A better variant of
-    self-critical sequence training"; Kool et al. 2019). Unbiased, needs K >= 2.
+    """r_k - mean of the other K - 1 = K / (K - 1) (r_k - mean) (Luo 2020, "A better
+    variant of self-critical sequence training"; Kool et al. 2019). Unbiased, needs K >=
+    2.
     """
     samples = rewards.shape[1]
     if samples < 2:
@@ -44,8 +46,8 @@ def leave_one_out(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tens
 
 
 def mean(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
-    """r_k - mean of all K, itself included (Cornia et al. 2020, eq. 8). With K = 1 it would be 0:
-    needs K >= 2.
+    """r_k - mean of all K, itself included (Cornia et al. 2020, eq. 8). With K = 1 it
+    would be 0: needs K >= 2.
     """
     if rewards.shape[1] < 2:
         raise ValueError("advantage 'mean' needs num_samples of at least 2")
@@ -79,8 +81,8 @@ def build_advantage(name: str, kwargs: Mapping[str, Any]) -> AdvantageFn:
     ``train.advantage_kwargs``.
 
     Raises:
-        ConfigError: an unknown name, a target that cannot be imported or called, an unknown or
-            missing option, or a value out of its range.
+        ConfigError: an unknown name, a target that cannot be imported or called, an
+            unknown or missing option, or a value out of its range.
     """
     target = load_target(name, "train.advantage", ADVANTAGES)
     advantage: AdvantageFn = build_target(
@@ -99,12 +101,13 @@ def step_advantages(
 ) -> list[Tensor]:
     """Advantages [B, K] of each of this process's micro-batches. Called by every process.
 
-    Rewards are gathered in the order of the step's batch; every process computes the advantages of
-    all images of the step and keeps its own. So they do not depend on how the step is split.
+    Rewards are gathered in the order of the step's batch; every process computes the
+    advantages of all images of the step and keeps its own. So they do not depend on how
+    the step is split.
 
     Raises:
-        ConfigError: ``advantage`` is from outside this package and failed, or returned something
-            else than numbers of this shape.
+        ConfigError: ``advantage`` is from outside this package and failed, or returned
+            something else than numbers of this shape.
     """
     rewards = torch.cat([score.samples for score in scores])
     baselines = [score.greedy for score in scores if score.greedy is not None]

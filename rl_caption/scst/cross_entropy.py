@@ -18,11 +18,11 @@ from rl_caption.runtime.types import CaptionBatch
 def cross_entropy_sum(
     logits: Tensor, token_ids: Tensor, mask: Tensor, label_smoothing: float = 0.0
 ) -> Tensor:
-    """Cross-entropy with label smoothing (Szegedy et al. 2016), summed over the tokens of ``mask``
-    [P]; in nats.
+    """Cross-entropy with label smoothing (Szegedy et al. 2016), summed over the tokens
+    of ``mask`` [P]; in nats.
 
-    ``label_smoothing`` is the fraction of the target spread evenly over the tokens whose logits [P,
-    V] are not ``FORBIDDEN_LOGIT``.
+    ``label_smoothing`` is the fraction of the target spread evenly over the tokens
+    whose logits [P, V] are not ``FORBIDDEN_LOGIT``.
     """
     logprobs = logits.log_softmax(-1)
     target = logprobs.gather(-1, token_ids.unsqueeze(-1)).squeeze(-1)
@@ -41,8 +41,8 @@ def xe_loss(
     label_smoothing: float,
     log: Averages,
 ) -> Tensor:
-    """This micro-batch's part of the cross-entropy, a mean over the ``tokens`` reference tokens of
-    the global batch.
+    """This micro-batch's part of the cross-entropy, a mean over the ``tokens``
+    reference tokens of the global batch.
     """
     if batch.targets is None or batch.target_mask is None:
         raise ValueError(
@@ -85,8 +85,8 @@ class CrossEntropyTask:
     def training_step(
         self, batches: Sequence[CaptionBatch], step: int
     ) -> Iterator[Averages]:
-        """Leave the gradient of one optimizer step in the parameters. ``batches`` are this
-        process's micro-batches.
+        """Leave the gradient of one optimizer step in the parameters. ``batches`` are
+        this process's micro-batches.
         """
         log = Averages()
         tokens = target_count(self.accelerator, batches)

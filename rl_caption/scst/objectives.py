@@ -1,8 +1,8 @@
 """What an update minimises: policy gradients of sampled tokens, DiCO, classical structured losses.
 
-B images, K captions each, L tokens, V words in the vocabulary. An objective returns a sum and a
-count, and the step divides one by the other after adding both up over micro-batches and processes:
-accumulation and data parallelism change nothing.
+B images, K captions each, L tokens, V words in the vocabulary. An objective returns a
+sum and a count, and the step divides one by the other after adding both up over
+micro-batches and processes: accumulation and data parallelism change nothing.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,26 +28,26 @@ from rl_caption.scst import OBJECTIVES
 
 LossReduction = Literal["token", "sequence"]
 Metrics: TypeAlias = Mapping[str, tuple[Tensor, Tensor]]
-"""Log key -> sum and count of a micro-batch, scalars without gradient; what is logged is the mean
-over the step.
+"""Log key -> sum and count of a micro-batch, scalars without gradient; what is logged
+is the mean over the step.
 """
 SEAM = 6
-"""Number of arguments that an objective is called with. Further parameters of a function are its
-options.
+"""Number of arguments that an objective is called with. Further parameters of a
+function are its options.
 """
 CHUNK = 2**22
-"""Logits that are processed at a time: with all of a batch, each of several passes would go through
-main memory.
+"""Logits that are processed at a time: with all of a batch, each of several passes
+would go through main memory.
 """
 
 
 class Objective(Protocol):
-    """The loss of one micro-batch in one update of a self-critical step: a function or a callable
-    object.
+    """The loss of one micro-batch in one update of a self-critical step: a function or
+    a callable object.
 
-    An objective may have an attribute ``needs_reference``. Where it is true, the frozen starting
-    policy is kept and ``ref_logprobs`` is given; it may also be given because the run logs the
-    divergence (``monitor.kl``).
+    An objective may have an attribute ``needs_reference``. Where it is true, the frozen
+    starting policy is kept and ``ref_logprobs`` is given; it may also be given because
+    the run logs the divergence (``monitor.kl``).
     """
 
     def __call__(
@@ -62,10 +62,10 @@ class Objective(Protocol):
         """Return sum, count, and what is logged.
 
         Args:
-            logprobs: [B, K, L] with gradient, log-probabilities of the sampled tokens in nats; 0
-                after EOS.
-            old_logprobs: [B, K, L], under the policy that sampled; in the first update of a rollout
-                equal to ``logprobs``.
+            logprobs: [B, K, L] with gradient, log-probabilities of the sampled tokens
+                in nats; 0 after EOS.
+            old_logprobs: [B, K, L], under the policy that sampled; in the first update
+                of a rollout equal to ``logprobs``.
             ref_logprobs: [B, K, L], under the frozen starting policy; None where there is none.
             mask: [B, K, L], True up to and including EOS.
             scores: rewards of the samples [B, K] and of the greedy captions [B] | None.
@@ -83,13 +83,13 @@ class Objective(Protocol):
 
 @dataclass(frozen=True)
 class Reinforce:
-    """REINFORCE with a baseline, plus ``kl_coef`` times the KL penalty to the starting policy (a
-    token mean).
+    """REINFORCE with a baseline, plus ``kl_coef`` times the KL penalty to the starting
+    policy (a token mean).
 
-    Divided by the number of tokens, REINFORCE is the token mean of self-critical.pytorch (a long
-    caption counts more); divided by the number of captions, it is the sequence mean of ExpansionNet
-    v2 and SacreEOS. The two differ by about the caption length, and the learning rate goes with
-    them.
+    Divided by the number of tokens, REINFORCE is the token mean of
+    self-critical.pytorch (a long caption counts more); divided by the number of
+    captions, it is the sequence mean of ExpansionNet v2 and SacreEOS. The two differ by
+    about the caption length, and the learning rate goes with them.
     """
 
     loss_reduction: LossReduction = "token"
@@ -109,8 +109,8 @@ class Reinforce:
         scores: Scores,
         advantages: Tensor,
     ) -> tuple[Tensor, Tensor, Metrics]:
-        """See ``Objective``. Logs ``loss/policy`` and what ``policy_sum`` does; the KL penalty is a
-        term of its own.
+        """See ``Objective``. Logs ``loss/policy`` and what ``policy_sum`` does; the KL
+        penalty is a term of its own.
         """
         tokens = mask.sum()
         count = tokens if self.loss_reduction == "token" else mask.any(-1).sum()
@@ -128,25 +128,26 @@ class Reinforce:
     def policy_sum(
         self, logprobs: Tensor, old_logprobs: Tensor, weights: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss summed over P tokens, and values [P] to log; ``weights`` [P] are the advantages
-        of their captions.
+        """The loss summed over P tokens, and values [P] to log; ``weights`` [P] are the
+        advantages of their captions.
 
-        REINFORCE: -sum advantage[b, k] · logprob[b, k, t] (Williams 1992; Rennie et al. 2017, eq.
-        7).
+        REINFORCE: -sum advantage[b, k] · logprob[b, k, t] (Williams 1992; Rennie et al.
+        2017, eq. 7).
         """
         return -(weights * logprobs).sum(), {}
 
 
 @dataclass(frozen=True)
 class PpoClip(Reinforce):
-    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7), without a critic, for several updates
-    on one rollout. With the advantage ``group_norm`` it is GRPO's (Shao et al. 2024), but for its
-    mean over captions of means over tokens.
+    """PPO's clipped surrogate (Schulman et al. 2017, eq. 7), without a critic, for
+    several updates on one rollout. With the advantage ``group_norm`` it is GRPO's (Shao
+    et al. 2024), but for its mean over captions of means over tokens.
 
     - sum min(w A, clip(w, 1 - clip_low, 1 + clip_high) A) over tokens, w = pi(token) /
-    pi_old(token), pi_old the policy that sampled. A token of positive advantage has no gradient
-    once w is above 1 + ``clip_high``, one of negative advantage once w is below 1 - ``clip_low``.
-    In the first update w is 1, and the gradient is that of ``Reinforce``.
+    pi_old(token), pi_old the policy that sampled. A token of positive advantage has no
+    gradient once w is above 1 + ``clip_high``, one of negative advantage once w is
+    below 1 - ``clip_low``. In the first update w is 1, and the gradient is that of
+    ``Reinforce``.
     """
 
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
@@ -155,8 +156,8 @@ class PpoClip(Reinforce):
     def policy_sum(
         self, logprobs: Tensor, old_logprobs: Tensor, weights: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See ``Reinforce``. Logs how far the policy went from the one that sampled, over tokens:
-        ``policy/ratio``, ``policy/clip_fraction``, ``policy/approx_kl``.
+        """See ``Reinforce``. Logs how far the policy went from the one that sampled,
+        over tokens: ``policy/ratio``, ``policy/clip_fraction``, ``policy/approx_kl``.
         """
         log_ratio = logprobs - old_logprobs
         ratio = log_ratio.exp()
@@ -181,13 +182,13 @@ class PpoClip(Reinforce):
 
 @dataclass(frozen=True)
 class Dico:
-    """Direct CLIP-based optimization (Moratelli et al. 2024): the best sample against the others,
-    as a classification.
+    """Direct CLIP-based optimization (Moratelli et al. 2024): the best sample against
+    the others, as a classification.
 
     - log sigmoid(``beta`` (D(u*) - sum_i gamma_i D(u_i))) over the other samples u_i, with D(u) =
-    log pi(u) / pi_ref(u) (sums over tokens), pi_ref the starting policy, and gamma = softmax(gap /
-    ``temperature``) over the u_i, so that the worst weigh most. docs/scst.md says what is not known
-    of the original.
+    log pi(u) / pi_ref(u) (sums over tokens), pi_ref the starting policy, and gamma =
+    softmax(gap / ``temperature``) over the u_i, so that the worst weigh most.
+    docs/scst.md says what is not known of the original.
     """
 
     beta: PositiveFloat = 0.2
@@ -223,12 +224,13 @@ class Dico:
 
 
 def structured_objective(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Objective:
-    """The objective whose losses of B images [B] are ``loss(s, best, gaps)``: those of Edunov et
-    al. 2018, "Classical structured prediction losses for sequence to sequence learning" (equations
-    of fig. 1).
+    """The objective whose losses of B images [B] are ``loss(s, best, gaps)``: those of
+    Edunov et al. 2018, "Classical structured prediction losses for sequence to sequence
+    learning" (equations of fig. 1).
 
-    The cost of a sample is its gap [B, K]; ``s`` [B, K] is its score, the mean log-probability of
-    its tokens up to and including EOS; ``best`` [B, 1] is the index of u*. Logs ``loss/policy``.
+    The cost of a sample is its gap [B, K]; ``s`` [B, K] is its score, the mean
+    log-probability of its tokens up to and including EOS; ``best`` [B, 1] is the index
+    of u*. Logs ``loss/policy``.
     """
 
     def objective(
@@ -282,8 +284,8 @@ def softmax_margin(s: Tensor, best: Tensor, gaps: Tensor) -> Tensor:
 
 
 def gaps_to_best(rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mask [B] of the images whose samples have different rewards; of these, the index of u* [., 1]
-    and gaps [., K].
+    """Mask [B] of the images whose samples have different rewards; of these, the index
+    of u* [., 1] and gaps [., K].
     """
     highest, best = rewards.max(1, keepdim=True)
     gaps = highest - rewards
@@ -304,12 +306,12 @@ def build_objective(
     """The objective ``train.objective`` (a name, or ``package.module:Name``) with
     ``train.objective_kwargs``.
 
-    ``loss_reduction`` and ``kl_coef`` have configuration keys of their own. If an objective has no
-    such option, any value but the default is refused.
+    ``loss_reduction`` and ``kl_coef`` have configuration keys of their own. If an
+    objective has no such option, any value but the default is refused.
 
     Raises:
-        ConfigError: an unknown name, a target that cannot be imported or called, an unknown or
-            missing option, or a value out of its range.
+        ConfigError: an unknown name, a target that cannot be imported or called, an
+            unknown or missing option, or a value out of its range.
     """
     target = load_target(name, "train.objective", OBJECTIVES)
     takes = options_of(target, SEAM)
@@ -363,25 +365,24 @@ def sum_and_count(
 
 
 def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """KL(policy || reference) of each token on the policy's own samples, in nats: the k3 estimator,
-    unbiased and never
-    negative (Schulman 2020, "Approximating KL divergence"): exp(d) - d - 1, d = log ref - log
-    policy.
+    """KL(policy || reference) of each token on the policy's own samples, in nats: the
+    k3 estimator, unbiased and never negative (Schulman 2020, "Approximating KL
+    divergence"): exp(d) - d - 1, d = log ref - log policy.
 
-    For logs; as a loss its gradient is that of another divergence. In float64: after a far update d
-    is above 88, where exp overflows float32, and near 0 the terms cancel.
+    For logs; as a loss its gradient is that of another divergence. In float64: after a
+    far update d is above 88, where exp overflows float32, and near 0 the terms cancel.
     """
     difference = (reference_logprobs - logprobs).double()
     return difference.expm1() - difference
 
 
 def kl_penalty(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
-    """KL to the reference policy as a loss: the k2 estimator, half the squared log-ratio of each
-    token.
+    """KL to the reference policy as a loss: the k2 estimator, half the squared
+    log-ratio of each token.
 
-    On the policy's own samples its gradient is an unbiased estimate of the gradient of each token's
-    KL(policy || reference) (Tang and Munos 2025, "On a few pitfalls in KL divergence gradient
-    estimation for RL").
+    On the policy's own samples its gradient is an unbiased estimate of the gradient of
+    each token's KL(policy || reference) (Tang and Munos 2025, "On a few pitfalls in KL
+    divergence gradient estimation for RL").
 
     [...] with gradient, [...] constant -> [...].
     """
@@ -404,13 +405,14 @@ def token_logprobs_and_entropy(
     temperature: float = 1.0,
     row: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of each token under softmax(logits / temperature) and the distribution's
-    entropy, in nats.
+    """Log-probability of each token under softmax(logits / temperature) and the
+    distribution's entropy, in nats.
 
-    Logits [..., V] float32 and token ids [...] -> log-probabilities [...] with gradient and
-    entropies [...] without. With ``row`` [P], logits are [U, V] and token p is looked up in row
-    ``row[p]``; tokens may share a row. For the backward pass nothing of the logits' size is kept
-    but the logits, and one such tensor is made, the gradient.
+    Logits [..., V] float32 and token ids [...] -> log-probabilities [...] with gradient
+    and entropies [...] without. With ``row`` [P], logits are [U, V] and token p is
+    looked up in row ``row[p]``; tokens may share a row. For the backward pass nothing
+    of the logits' size is kept but the logits, and one such tensor is made, the
+    gradient.
     """
     ids = token_ids.flatten()
     rows = torch.arange(len(ids), device=ids.device) if row is None else row
@@ -427,11 +429,11 @@ class _TokenStatistics(torch.autograd.Function):
     def forward(
         ctx: Any, rows: Tensor, ids: Tensor, row: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [P] and entropies [U]; of each row its largest logit and the logarithm
-        of its sum are kept.
+        """Log-probabilities [P] and entropies [U]; of each row its largest logit and
+        the logarithm of its sum are kept.
 
-        The largest one is subtracted before anything else: where all logits are far from 0, as
-        GPT-2's are, their last digits would be lost.
+        The largest one is subtracted before anything else: where all logits are far
+        from 0, as GPT-2's are, their last digits would be lost.
         """
         highest, totals, entropies = rows.new_empty(3, len(rows), 1)
         for chunk in _parts(rows):
@@ -453,8 +455,8 @@ class _TokenStatistics(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
-        """(1[token] - softmax) / temperature, times the gradient of the log-probability, summed
-        over a row's tokens.
+        """(1[token] - softmax) / temperature, times the gradient of the
+        log-probability, summed over a row's tokens.
         """
         rows, ids, row, highest, totals = ctx.saved_tensors
         gradient = gradients[0] / ctx.temperature

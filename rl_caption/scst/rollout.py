@@ -1,5 +1,5 @@
-"""Rollouts: K sampled captions of each image, and the greedy one where the baseline needs it; their
-rewards.
+"""Rollouts: K sampled captions of each image, and the greedy one where the baseline
+needs it; their rewards.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,8 +29,9 @@ def sampling_noise(
 ) -> Tensor:
     """Uniform numbers in [0, 1) for the samples of each image: [B, K, L] float32.
 
-    A pure function of (seed, step, image id): the same captions are sampled however the images are
-    spread over micro-batches and processes, and a resumed run needs no random state for them.
+    A pure function of (seed, step, image id): the same captions are sampled however the
+    images are spread over micro-batches and processes, and a resumed run needs no
+    random state for them.
     """
     noise = np.empty((len(image_ids), num_samples, length), dtype=np.float32)
     for row, image_id in enumerate(image_ids):
@@ -49,11 +50,11 @@ def sample_captions(
     seed: int,
     step: int,
 ) -> Rollout:
-    """Draw K captions of each of B images (and the greedy ones, if ``decoding`` asks for them) from
-    ``policy``.
+    """Draw K captions of each of B images (and the greedy ones, if ``decoding`` asks
+    for them) from ``policy``.
 
-    With beam search, its K candidates stand for the samples. Tensors of the rollout are on the
-    device of ``batch``.
+    With beam search, its K candidates stand for the samples. Tensors of the rollout are
+    on the device of ``batch``.
 
     Raises:
         ValueError: beam search found fewer than K captions of an image.
@@ -100,8 +101,8 @@ def with_greedy_captions(
 ) -> Rollout:
     """``rollout`` with the greedy caption of each image, decoded without dropout.
 
-    So does self-critical.pytorch decode its baseline, while dropout stays on for the samples.
-    ``batch`` has images, not the states that dropout changed.
+    So does self-critical.pytorch decode its baseline, while dropout stays on for the
+    samples. ``batch`` has images, not the states that dropout changed.
     """
     greedy = decoding.replace(num_samples=0, temperature=1.0)
     with dropout_off(policy):
@@ -116,12 +117,12 @@ def with_greedy_captions(
 def term_scores(
     reward: MixedReward, rollout: Rollout, batch: CaptionBatch
 ) -> dict[str, list[float]]:
-    """Raw scores of every term: those of the B·K samples, then, where there are any, of the B
-    greedy captions.
+    """Raw scores of every term: those of the B·K samples, then, where there are any, of
+    the B greedy captions.
 
     Raises:
-        RewardError: a term failed, returned another number of scores, or a score that is not
-            finite.
+        RewardError: a term failed, returned another number of scores, or a score that
+            is not finite.
     """
     samples = rollout.token_ids.shape[1]
     completions = [text for texts in rollout.texts for text in texts]
@@ -141,14 +142,14 @@ def score_rollouts(
     batches: Sequence[CaptionBatch],
     accelerator: Accelerator,
 ) -> list[Scores]:
-    """Score the micro-batches of one optimizer step, each in one call of the reward. Called by
-    every process.
+    """Score the micro-batches of one optimizer step, each in one call of the reward.
+    Called by every process.
 
-    With ``normalize: per_term``, a term is normalised by the mean and standard deviation of all
-    samples of the step (of all micro-batches and processes; equal on each of them to the bit). With
-    ``per_group``, by those of the K samples of the same image (Liu et al. 2026, GDPO, before its
-    normalisation over the batch). The greedy caption is normalised by the same two numbers as the
-    samples.
+    With ``normalize: per_term``, a term is normalised by the mean and standard
+    deviation of all samples of the step (of all micro-batches and processes; equal on
+    each of them to the bit). With ``per_group``, by those of the K samples of the same
+    image (Liu et al. 2026, GDPO, before its normalisation over the batch). The greedy
+    caption is normalised by the same two numbers as the samples.
 
     Raises:
         RewardError: as for ``term_scores``.
@@ -227,8 +228,8 @@ def log_rollout(
     log: Averages,
     tokenizer: str = TOKENIZER,
 ) -> list[dict[str, Any]]:
-    """Add a rollout's rewards, advantages and caption statistics to ``log``; every key is defined
-    in docs/metrics.md.
+    """Add a rollout's rewards, advantages and caption statistics to ``log``; every key
+    is defined in docs/metrics.md.
 
     ``tokenizer``, of ``rewards.text.tokenize.TOKENIZERS``, is that of the statistics.
 
@@ -267,11 +268,11 @@ def log_rollout(
 def _degeneration(
     texts: Sequence[Sequence[str]], tokenizer: str
 ) -> Mapping[str, list[float]]:
-    """Signs of degenerate captions, one number in [0, 1] for each of B·K samples, from B lists of K
-    captions.
+    """Signs of degenerate captions, one number in [0, 1] for each of B·K samples, from
+    B lists of K captions.
 
-    Everything is decided within a caption, or among the samples of its image, so that averages do
-    not depend on how a batch is split.
+    Everything is decided within a caption, or among the samples of its image, so that
+    averages do not depend on how a batch is split.
     """
     split = tokenizer_of(tokenizer)
     groups = [[split(text) for text in group] for group in texts]

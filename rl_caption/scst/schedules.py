@@ -14,8 +14,8 @@ Points: TypeAlias = Sequence[tuple[int, float]]
 
 
 def factor_at(points: Points, step: int) -> float:
-    """The factor at ``step`` (from 0): linear between two points, constant before the first and
-    after the last one.
+    """The factor at ``step`` (from 0): linear between two points, constant before the
+    first and after the last one.
 
     Of points with the same step the last one counts from that step on. Without points it is 1.
     """

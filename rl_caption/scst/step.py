@@ -46,8 +46,8 @@ class MicroBatch:
 
     batch: CaptionBatch
     encoded: CaptionBatch
-    """The same batch, whose inputs are the image encoder's outputs where the encoder need not run
-    again.
+    """The same batch, whose inputs are the image encoder's outputs where the encoder
+    need not run again.
     """
     rollout: Rollout
     scores: Scores
@@ -56,26 +56,26 @@ class MicroBatch:
     old_logprobs: Tensor | None = None
     """[B, K, L] of the policy that sampled, kept from the first update."""
     ref_logprobs: Tensor | None = None
-    """[B, K, L] of the frozen starting policy, also computed in the first update; None without such
-    a policy.
+    """[B, K, L] of the frozen starting policy, also computed in the first update; None
+    without such a policy.
     """
 
 
 @dataclass
 class SelfCriticalTask:
-    """Self-critical training; ``training_step`` samples, scores, and leaves the gradient of the
-    objective.
+    """Self-critical training; ``training_step`` samples, scores, and leaves the
+    gradient of the objective.
 
     Args:
         captioner: its ``policy`` draws the samples.
         model: the same policy as prepared for (distributed) training.
-        decoding: number of samples K, temperature, length limit, and whether the greedy caption is
-            decoded too.
+        decoding: number of samples K, temperature, length limit, and whether the greedy
+            caption is decoded too.
         dropout: keep dropout on while sampling and in the loss.
-        ref_policy: frozen starting policy, whose log-probabilities the objective receives; None if
-            it needs none.
-        xe_weight: weight of the cross-entropy on the references (a token mean), which is added to
-            the objective.
+        ref_policy: frozen starting policy, whose log-probabilities the objective
+            receives; None if it needs none.
+        xe_weight: weight of the cross-entropy on the references (a token mean), which
+            is added to the objective.
         label_smoothing: of that cross-entropy.
         updates_per_rollout: optimizer updates on the samples of one step.
         weight_schedules: reward term -> (step, factor) points of its weight.
@@ -104,8 +104,8 @@ class SelfCriticalTask:
     def training_step(
         self, batches: Sequence[CaptionBatch], step: int
     ) -> Iterator[Averages]:
-        """Leave the gradient of each update in the parameters. ``batches`` are this process's
-        micro-batches.
+        """Leave the gradient of each update in the parameters. ``batches`` are this
+        process's micro-batches.
 
         Yields what is to be logged, once per update; the caller updates the weights in between.
         """
@@ -168,8 +168,9 @@ class SelfCriticalTask:
     ) -> tuple[list[CaptionBatch], list[Rollout]]:
         """Encode the images and sample their captions, without a gradient through the samples.
 
-        A single micro-batch keeps the gradient of its image states, which the loss then reads: its
-        images are encoded once. Under ZeRO-3 the weights are gathered once for all micro-batches.
+        A single micro-batch keeps the gradient of its image states, which the loss then
+        reads: its images are encoded once. Under ZeRO-3 the weights are gathered once
+        for all micro-batches.
         """
         policy = self.captioner.policy
         with_gradient = (
@@ -195,8 +196,8 @@ class SelfCriticalTask:
     def _sample_batch(
         self, batch: CaptionBatch, encoded: CaptionBatch, decoding: Decoding, step: int
     ) -> Rollout:
-        """Sample the captions of a micro-batch; with dropout, the greedy ones are decoded apart,
-        without it.
+        """Sample the captions of a micro-batch; with dropout, the greedy ones are
+        decoded apart, without it.
         """
         captioner, policy = self.captioner, self.captioner.policy
         apart = self.dropout and decoding.with_greedy
@@ -227,8 +228,8 @@ class SelfCriticalTask:
 
     @torch.no_grad()
     def _count(self, micro: MicroBatch) -> Tensor:
-        """What the objective divides by, a scalar or [T]; it may not depend on log-probabilities,
-        so zeros do.
+        """What the objective divides by, a scalar or [T]; it may not depend on
+        log-probabilities, so zeros do.
         """
         mask = micro.rollout.mask
         zeros = torch.zeros(mask.shape, device=mask.device)
@@ -276,8 +277,8 @@ class SelfCriticalTask:
     def _token_logprobs(
         self, model: nn.Module, batch: CaptionBatch, rollout: Rollout
     ) -> tuple[Tensor, Tensor]:
-        """Log-probabilities [B, K, L] of the sampled tokens, 0 after EOS, and the entropies [P] of
-        the P tokens.
+        """Log-probabilities [B, K, L] of the sampled tokens, 0 after EOS, and the
+        entropies [P] of the P tokens.
         """
         mask, row = rollout.mask, None
         if self.dropout:  # scored once for all captions that share it, a prefix would lose the same units for all
@@ -294,8 +295,8 @@ class SelfCriticalTask:
         return logprobs.new_zeros(mask.shape).masked_scatter(mask, logprobs), entropy
 
     def _ref_logprobs(self, batch: CaptionBatch, rollout: Rollout) -> Tensor | None:
-        """Log-probabilities of the starting policy, in the policy's precision: equal weights have
-        no divergence.
+        """Log-probabilities of the starting policy, in the policy's precision: equal
+        weights have no divergence.
         """
         if self.ref_policy is None:
             return None
@@ -310,8 +311,8 @@ class SelfCriticalTask:
 
 
 def _without_graph(micro: MicroBatch) -> CaptionBatch:
-    """The images for a further pass: their states, unless these have a graph, which one backward
-    pass uses up.
+    """The images for a further pass: their states, unless these have a graph, which one
+    backward pass uses up.
     """
     return (
         micro.batch

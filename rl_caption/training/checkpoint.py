@@ -1,10 +1,11 @@
 """A run's folder: checkpoints, configuration, environment, logs and result, and where a run resumes.
 
-Checkpoints survive a kill at any moment and resume exactly, under any engine and number of
-processes. A step folder is written under a hidden temporary name, flushed to disk, closed with a
-manifest of its files, renamed, and only then are old ones pruned: ``Accelerator.save_state`` alone
-writes in place, where a kill can destroy the only checkpoint. Under DeepSpeed a checkpoint holds
-full state dicts, as of a single process; DeepSpeed's own are pickles of one number of processes.
+Checkpoints survive a kill at any moment and resume exactly, under any engine and number
+of processes. A step folder is written under a hidden temporary name, flushed to disk,
+closed with a manifest of its files, renamed, and only then are old ones pruned:
+``Accelerator.save_state`` alone writes in place, where a kill can destroy the only
+checkpoint. Under DeepSpeed a checkpoint holds full state dicts, as of a single process;
+DeepSpeed's own are pickles of one number of processes.
 """
 
 import contextlib
@@ -95,8 +96,8 @@ SUMMARY = {
     "val/token_logprob": " nats",
     LOSS: " nats",
 }
-"""Keys of the one-line summary, where present, with their unit or upper bound; all keys are in
-``metrics.jsonl``.
+"""Keys of the one-line summary, where present, with their unit or upper bound; all keys
+are in ``metrics.jsonl``.
 """
 RECORDED_VERSIONS = (
     "torch",
@@ -125,8 +126,8 @@ UNFIT = "cannot be loaded into this model and optimizer"
 
 
 class CheckpointError(UserError, RuntimeError):
-    """A checkpoint cannot be written or resumed; the message names the folder and what would be
-    right.
+    """A checkpoint cannot be written or resumed; the message names the folder and what
+    would be right.
     """
 
 
@@ -138,11 +139,11 @@ def save_checkpoint(
     model: nn.Module,
     optimizer: Any,
 ) -> Path:
-    """Write ``folder/step-N`` atomically, then remove all but the newest ``keep``. Called by every
-    process.
+    """Write ``folder/step-N`` atomically, then remove all but the newest ``keep``.
+    Called by every process.
 
-    ``model`` and ``optimizer`` are prepared ones. Raises CheckpointError where the disk is full or
-    the folder cannot be written; older checkpoints are untouched.
+    ``model`` and ``optimizer`` are prepared ones. Raises CheckpointError where the disk
+    is full or the folder cannot be written; older checkpoints are untouched.
     """
     final = folder / f"step-{state.global_step:08d}"
     with new_folder(final, replaces=True) as partial:
@@ -182,11 +183,12 @@ def read_state(path: Path) -> TrainState:
 def load_weights(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> Moments:
-    """Load the weights of a checkpoint of any engine into a model that is not prepared yet, and
-    return Adam's moments, for ``load_moments``.
+    """Load the weights of a checkpoint of any engine into a model that is not prepared
+    yet, and return Adam's moments, for ``load_moments``.
 
-    Raises CheckpointError where the checkpoint is of another model, holds anything but tensors and
-    plain containers, or other parameters were trained than ``optimizer`` has.
+    Raises CheckpointError where the checkpoint is of another model, holds anything but
+    tensors and plain containers, or other parameters were trained than ``optimizer``
+    has.
     """
     with naming(f"{path} {UNFIT}", READ_FAILURES, CheckpointError):
         saved = torch.load(path / OPTIMIZER, map_location="cpu", weights_only=True)
@@ -214,8 +216,8 @@ def load_moments(
     optimizer: Any,
     moments: Moments,
 ) -> None:
-    """Give the prepared optimizer its moments back, and the loss scale of fp16. Called by every
-    process.
+    """Give the prepared optimizer its moments back, and the loss scale of fp16. Called
+    by every process.
     """
     trained = trained_parameters(accelerator, model)
     with naming(f"{path} {UNFIT}", READ_FAILURES, CheckpointError):
@@ -239,9 +241,9 @@ def load_moments(
 def load_random_states(accelerator: Accelerator, path: Path, processes: int) -> None:
     """Restore the random states of this process. Called by every process.
 
-    A run of another number of processes than the ``processes`` that wrote the checkpoint goes on
-    with other dropout masks. Raises CheckpointError where its own states cannot be restored:
-    Accelerate alone would go on silently.
+    A run of another number of processes than the ``processes`` that wrote the
+    checkpoint goes on with other dropout masks. Raises CheckpointError where its own
+    states cannot be restored: Accelerate alone would go on silently.
     """
     if processes != accelerator.num_processes:
         print_main(
@@ -262,12 +264,12 @@ def load_random_states(accelerator: Accelerator, path: Path, processes: int) -> 
 
 @contextlib.contextmanager
 def new_folder(final: Path, replaces: bool = False) -> Iterator[Path]:
-    """A hidden folder beside ``final`` to write into, which gets its name at the block's end. Every
-    process enters.
+    """A hidden folder beside ``final`` to write into, which gets its name at the
+    block's end. Every process enters.
 
-    ``final`` must be missing or empty; with ``replaces``, the new folder is sealed and takes the
-    place of an old one. If the block fails, nothing is left of it. Raises ``CheckpointError`` where
-    it cannot be written.
+    ``final`` must be missing or empty; with ``replaces``, the new folder is sealed and
+    takes the place of an old one. If the block fails, nothing is left of it. Raises
+    ``CheckpointError`` where it cannot be written.
     """
     partial, processes = final.with_name(f".partial-{final.name}"), PartialState()
     try:
@@ -303,8 +305,8 @@ def newest_checkpoint(folder: Path) -> Path | None:
 def prune(folder: Path, keep: int, newest: Path) -> None:
     """Remove all but the ``keep`` newest intact checkpoints up to ``newest``.
 
-    Those of later steps belong to a continuation that was given up: the run went on from an older
-    checkpoint.
+    Those of later steps belong to a continuation that was given up: the run went on
+    from an older checkpoint.
     """
     steps = sorted(folder.glob("step-*"), reverse=True)
     intact = [path for path in steps if path <= newest and damage(path) is None]
@@ -315,8 +317,8 @@ def prune(folder: Path, keep: int, newest: Path) -> None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Remove what a killed save left behind; a folder that was about to be replaced gets its name
-    back.
+    """Remove what a killed save left behind; a folder that was about to be replaced
+    gets its name back.
     """
     for partial in folder.glob(".partial-*"):
         remove_tree(partial)
@@ -330,8 +332,8 @@ def clear_leftovers(folder: Path) -> None:
 def replace_folder(new: Path, final: Path) -> None:
     """Replace the folder ``final`` by the finished folder ``new``.
 
-    At every moment the old or the new one is intact; after a kill, ``clear_leftovers`` finds out
-    which.
+    At every moment the old or the new one is intact; after a kill, ``clear_leftovers``
+    finds out which.
     """
     seal(new)
     old = final.with_name(f".old-{final.name}")
@@ -381,9 +383,10 @@ def find_checkpoint(settings: Mapping[str, Any]) -> Path | None:
     """The checkpoint to resume from, or None to start; ``settings`` are a configuration as JSON.
 
     Raises:
-        CheckpointError: the folder holds a run and ``run.resume`` is false, or a run of another
-            configuration and it is ``auto``; it is the path of something else than an intact
-            checkpoint; or all checkpoints are damaged, unless it is false.
+        CheckpointError: the folder holds a run and ``run.resume`` is false, or a run of
+            another configuration and it is ``auto``; it is the path of something else
+            than an intact checkpoint; or all checkpoints are damaged, unless it is
+            false.
     """
     options = settings["run"]
     folder, resume = Path(options["dir"]), options["resume"]
@@ -440,8 +443,8 @@ def changed_keys(saved: Path, settings: Mapping[str, Any]) -> list[str]:
 def write_run_files(
     folder: Path, settings: Mapping[str, Any], extra: dict[str, Any]
 ) -> None:
-    """Write ``config.yaml`` (resolved ``settings``) and ``env.json`` (versions, platform, command,
-    variables that choose kernels, ``extra``).
+    """Write ``config.yaml`` (resolved ``settings``) and ``env.json`` (versions,
+    platform, command, variables that choose kernels, ``extra``).
     """
     variables = {key: os.environ[key] for key in filter(RECORDED.match, os.environ)}
     environment = {
@@ -467,8 +470,8 @@ def append_line(path: Path, record: Mapping[str, Any]) -> None:
 
 
 def drop_after(path: Path, step: int) -> None:
-    """Remove the lines of steps after ``step``, which are run again, and a last line that a kill
-    left incomplete.
+    """Remove the lines of steps after ``step``, which are run again, and a last line
+    that a kill left incomplete.
 
     Raises CheckpointError if any other line is not JSON.
     """

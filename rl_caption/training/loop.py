@@ -22,8 +22,8 @@ class Task(Protocol):
     samples: list[dict[str, Any]]
 
     def training_step(self, batches: Sequence[Any], step: int) -> Iterator[Averages]:
-        """Leave a gradient in the parameters and yield what is to be logged; the loop then updates
-        the weights.
+        """Leave a gradient in the parameters and yield what is to be logged; the loop
+        then updates the weights.
 
         Most tasks yield once. The parameters have no gradient at the start and after each update.
         """
@@ -47,9 +47,10 @@ def train(
 ) -> TrainState:
     """Train a restored run to its end, or to SIGTERM, SIGINT or SIGHUP; return the counters.
 
-    ``collate`` makes a micro-batch of (row, step) pairs; ``export`` writes the model to a folder.
-    The best model by ``metric``, which is ``measured`` so (``Run.start``), is in ``export/best``.
-    ``validate_first``: before the first step, too, as the model to start from is a trained one.
+    ``collate`` makes a micro-batch of (row, step) pairs; ``export`` writes the model to
+    a folder. The best model by ``metric``, which is ``measured`` so (``Run.start``), is
+    in ``export/best``. ``validate_first``: before the first step, too, as the model to
+    start from is a trained one.
     """
     state = run.state
     run.start(task.name, metric, measured)

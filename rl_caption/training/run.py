@@ -75,8 +75,8 @@ LOWEST_SCALE = 2**-8
 
 
 class NonFiniteError(UserError, RuntimeError):
-    """Loss, gradient or a weight is NaN or infinite; the message names the step and the last good
-    checkpoint.
+    """Loss, gradient or a weight is NaN or infinite; the message names the step and the
+    last good checkpoint.
     """
 
 
@@ -137,8 +137,8 @@ class Run:
         notes: dict[str, Any] | None = None,
         decays: Callable[[str, Tensor], bool] | None = None,
     ) -> nn.Module:
-        """The network as prepared for all processes, in the state of the checkpoint if there is
-        one; so is its optimizer, AdamW.
+        """The network as prepared for all processes, in the state of the checkpoint if
+        there is one; so is its optimizer, AdamW.
 
         Args:
             network: what is trained; its parameters that require a gradient.
@@ -147,8 +147,8 @@ class Run:
             notes: values that outlive a restart; those of the checkpoint are put into it.
             decays: whether the weight decay applies to a parameter, by its name; None: to all.
 
-        Raises CheckpointError where signature, vocabulary, data or configuration are not those of
-        the checkpoint.
+        Raises CheckpointError where signature, vocabulary, data or configuration are
+        not those of the checkpoint.
         """
         accelerator, checkpoint = self.accelerator, self.checkpoint
         splits = {"train": self.train_rows, self.eval.split: self.val_rows}
@@ -208,16 +208,18 @@ class Run:
 
     @property
     def validation(self) -> str:
-        """What the validation metrics depend on besides the model: ``eval`` options, and a hash of
-        image ids and references. The length limit of captions is not in it.
+        """What the validation metrics depend on besides the model: ``eval`` options,
+        and a hash of image ids and references. The length limit of captions is not in
+        it.
         """
         rows = [[row["image_id"], *row["references"]] for row in self.val_rows]
         options = self.eval.model_dump(mode="json", exclude=NOT_MEASURED)
         return f"{len(rows)} images ({hash_text(json.dumps(rows)):016x}), {options}"
 
     def choose_best_by(self, metric: str, measured: str) -> None:
-        """Choose ``export/best`` by a validation metric, and forget the best model where another
-        metric, or another measurement of it, chose it. The choice of a finished run stays.
+        """Choose ``export/best`` by a validation metric, and forget the best model
+        where another metric, or another measurement of it, chose it. The choice of a
+        finished run stays.
         """
         if self.is_finished():
             return
@@ -231,13 +233,13 @@ class Run:
         state.metric, state.measured = chosen
 
     def start(self, name: str, metric: str, measured: str) -> None:
-        """Say what is trained on what, write the run's configuration and environment, open its
-        logs.
+        """Say what is trained on what, write the run's configuration and environment,
+        open its logs.
 
         Args:
             name: of the task.
-            metric: key of the validation metric that chooses the best model; higher is better, but
-                for ``LOSS``.
+            metric: key of the validation metric that chooses the best model; higher is
+                better, but for ``LOSS``.
             measured: what it depends on besides the model, the validation images and ``eval``.
         """
         self.name, accelerator, state = name, self.accelerator, self.state
@@ -246,10 +248,10 @@ class Run:
         count = sum(getattr(one, "ds_numel", one.numel()) for one in trained)
         self.say(
             f"{count:,} trained parameters, {len(self.train_rows)} training and "
-            f"{len(self.val_rows)} validation images, "
-            f"{accelerator.num_processes} process(es) on {accelerator.device}, "
-            f"{accelerator.mixed_precision}, engine {engine_of(accelerator)}, {self.max_steps} "
-            f"steps of {self.train.batch_size} images into {self.folder}",
+            f"{len(self.val_rows)} validation images, {accelerator.num_processes} "
+            f"process(es) on {accelerator.device}, {accelerator.mixed_precision}, "
+            f"engine {engine_of(accelerator)}, {self.max_steps} steps of "
+            f"{self.train.batch_size} images into {self.folder}",
         )
         if state.signature:
             self.say(f"signature: {state.signature}")
@@ -310,8 +312,8 @@ class Run:
 
     @contextmanager
     def loader(self, collate: Callable[[Any], Any]) -> Iterator[Iterator[list[Batch]]]:
-        """Inside, an iterator over the micro-batches of each step of this process, which workers
-        may prepare.
+        """Inside, an iterator over the micro-batches of each step of this process,
+        which workers may prepare.
         """
         accelerator, processes = self.accelerator, self.accelerator.num_processes
         order = micro_batches(
@@ -337,9 +339,9 @@ class Run:
     def learning_rate(self, step: int) -> float:
         """Learning rate of a step (from 0), at most ``train.lr``.
 
-        Linear warm-up, then: ``constant``; ``linear`` or ``cosine`` to 0 at the last step;
-        ``step``, times ``train.decay`` every ``decay_every`` steps; ``noam``, the inverse square
-        root (Vaswani et al. 2017).
+        Linear warm-up, then: ``constant``; ``linear`` or ``cosine`` to 0 at the last
+        step; ``step``, times ``train.decay`` every ``decay_every`` steps; ``noam``, the
+        inverse square root (Vaswani et al. 2017).
         """
         train, warmup = self.train, self.train.warmup_steps
         if step < warmup:
@@ -358,11 +360,11 @@ class Run:
     def update(self, log: Averages) -> dict[str, float]:
         """Clip the gradient, update the weights, and return what is logged of it.
 
-        One seam for float32 and bf16, for fp16, whose scaler skips an update that overflowed, and
-        for DeepSpeed, which clips and knows the norm in its own step.
+        One seam for float32 and bf16, for fp16, whose scaler skips an update that
+        overflowed, and for DeepSpeed, which clips and knows the norm in its own step.
 
-        Raises NonFiniteError before a loss or gradient that is not finite changes the weights
-        (under DeepSpeed: before such weights are validated or saved).
+        Raises NonFiniteError before a loss or gradient that is not finite changes the
+        weights (under DeepSpeed: before such weights are validated or saved).
         """
         accelerator, scaler = self.accelerator, self.accelerator.scaler
         sharded = uses_deepspeed(accelerator)
@@ -487,8 +489,9 @@ class Run:
 def parameter_groups(
     model: nn.Module, weight_decay: float, decays: Callable[[str, Tensor], bool] | None
 ) -> list[dict[str, Any]]:
-    """Optimizer groups of (name, parameter), with and without weight decay, none of them
-    empty. ``decays`` tells by name and parameter whether it has decay; None: all have.
+    """Optimizer groups of (name, parameter), with and without weight decay, none of
+    them empty. ``decays`` tells by name and parameter whether it has decay; None: all
+    have.
     """
     groups: dict[float, list[tuple[str, Tensor]]] = {}
     for name, value in model.named_parameters():
@@ -502,8 +505,8 @@ def parameter_groups(
 def open_run(
     config: TrainingConfig, needs: Collection[str] = ("image", "text")
 ) -> Iterator[Run]:
-    """Check all that can be checked before long work starts; inside the ``with``, the run folder is
-    locked.
+    """Check all that can be checked before long work starts; inside the ``with``, the
+    run folder is locked.
 
     ``needs`` is what every row must have: ``image``, ``text`` (a reference), or both.
 
@@ -544,9 +547,9 @@ def open_run(
 def leave_process_group() -> None:
     """Leave the process group after the last training of this program; it cannot be entered again.
 
-    The caller must hold no model any more. A model that is prepared for several processes keeps the
-    group's threads alive, and a thread of gloo that frees a tensor while the interpreter ends
-    aborts the process.
+    The caller must hold no model any more. A model that is prepared for several
+    processes keeps the group's threads alive, and a thread of gloo that frees a tensor
+    while the interpreter ends aborts the process.
     """
     if torch.distributed.is_initialized():
         gc.collect()

@@ -46,13 +46,13 @@ def decode_candidates(
     progress: str | None = None,
     seed: int = 0,
 ) -> dict[str, list[Candidate]]:
-    """Decode ``captions_per_image`` captions of each row: image id -> candidates, ordered as
-    ``rows``.
+    """Decode ``captions_per_image`` captions of each row: image id -> candidates,
+    ordered as ``rows``.
 
     Called by every process: each of N processes decodes every N-th row, in batches of
-    ``decoding.batch_size``, and all return all captions. ``progress`` is the title of a progress
-    bar, which is shown on a terminal or in a notebook. Samples depend on ``seed`` and the image id
-    only.
+    ``decoding.batch_size``, and all return all captions. ``progress`` is the title of a
+    progress bar, which is shown on a terminal or in a notebook. Samples depend on
+    ``seed`` and the image id only.
     """
     device = accelerator.device
     share = rows[accelerator.process_index :: accelerator.num_processes]
@@ -89,8 +89,8 @@ def decode_candidates(
 def _candidates(
     captioner: Captioner, token_ids: Tensor, scores: Tensor | None
 ) -> list[list[Candidate]]:
-    """Captions of ``token_ids`` [B, R, T] by image. Beams that found no caption (score -inf) are
-    left out, but for the first of an image.
+    """Captions of ``token_ids`` [B, R, T] by image. Beams that found no caption (score
+    -inf) are left out, but for the first of an image.
     """
     texts = captioner.decode(token_ids.flatten(0, 1))
     finished = (token_ids == captioner.eos_token_id).any(-1).flatten().tolist()
@@ -114,8 +114,8 @@ def validate_captions(
 ) -> Validation:
     """Caption the validation images and score the captions. Called by every process.
 
-    Captions are written to ``eval/step-N/predictions.json`` in COCO result format, the scores of
-    the monitor's judges of every image to ``eval/step-N/judges.json``.
+    Captions are written to ``eval/step-N/predictions.json`` in COCO result format, the
+    scores of the monitor's judges of every image to ``eval/step-N/judges.json``.
 
     Args:
         run: its validation images, its folder.

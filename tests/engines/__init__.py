@@ -1,10 +1,10 @@
-"""Other people's engines, for real: one script for each, run by hand (``make engines ARGS=NAME``),
-in no test tier.
+"""Other people's engines, for real: one script for each, run by hand (``make engines
+ARGS=NAME``), in no test tier.
 
 ``python -m tests.engines NAME`` makes an environment for the script ``NAME.py`` under
-``build/engines/NAME``, starts ``rl-caption serve`` where the script asks for it, runs the script
-there, and compares what it reports with the scores of the reward called in process. The first
-comment of a script is its table of requirements:
+``build/engines/NAME``, starts ``rl-caption serve`` where the script asks for it, runs
+the script there, and compares what it reports with the scores of the reward called in
+process. The first comment of a script is its table of requirements:
 
     # /// script
     # dependencies = ["verl==0.9.1"]     # installed with what they depend on

@@ -1,5 +1,5 @@
-"""``python -m tests.engines NAME ...``: run scripts of this folder, each in an environment of its
-own.
+"""``python -m tests.engines NAME ...``: run scripts of this folder, each in an
+environment of its own.
 """
 
 import argparse
@@ -62,8 +62,8 @@ def main() -> None:
 
 
 def run(name: str, folder: Path) -> None:
-    """Run the script ``name`` in ``folder`` and print a row of the table in docs/serve.md for each
-    comparison.
+    """Run the script ``name`` in ``folder`` and print a row of the table in
+    docs/serve.md for each comparison.
     """
     requirements = requirements_of(HERE / f"{name}.py")
     folder.mkdir(parents=True, exist_ok=True)
@@ -150,8 +150,8 @@ def installed_versions(python: Path, requirements: dict[str, Any]) -> str:
 def compared_row(
     result: dict[str, Any], reward: MixedReward
 ) -> tuple[str, int, float, float]:
-    """What ran, how many numbers, their largest difference from the scores in process, and the
-    tolerance.
+    """What ran, how many numbers, their largest difference from the scores in process,
+    and the tolerance.
     """
     if "difference" in result:
         return (
@@ -166,8 +166,8 @@ def compared_row(
 
 
 def write_reward(folder: Path) -> MixedReward:
-    """Write photos, cases and the reward that is served (of text and images) to ``folder``; the
-    same reward here.
+    """Write photos, cases and the reward that is served (of text and images) to
+    ``folder``; the same reward here.
     """
     photos = folder / "photos"
     photos.mkdir(exist_ok=True)

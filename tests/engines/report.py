@@ -22,8 +22,8 @@ def scored(
     scores: Sequence[float],
     **columns: Sequence[Any],
 ) -> None:
-    """Report scores that an engine got for N captions; the reward in process scores them by
-    ``columns``.
+    """Report scores that an engine got for N captions; the reward in process scores
+    them by ``columns``.
     """
     _write(
         {

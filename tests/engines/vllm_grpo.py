@@ -12,11 +12,11 @@
 # [tool.engine]
 # without = ["torchaudio", "torchcodec"]
 # ///
-"""``grpo_vlm`` with images, sampled by a colocated vLLM: log-probabilities are those that are
-scored.
+"""``grpo_vlm`` with images, sampled by a colocated vLLM: log-probabilities are those
+that are scored.
 
-Without ``prompt_once`` vLLM would expand image tokens twice: other prompts, and differences of 0.1
-nats and more.
+Without ``prompt_once`` vLLM would expand image tokens twice: other prompts, and
+differences of 0.1 nats and more.
 """
 
 import importlib

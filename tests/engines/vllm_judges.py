@@ -5,8 +5,9 @@
 # ///
 """Rewards by language models behind a real vLLM are those of the same weights in process.
 
-A tiny Qwen2, whose template lets it think, and a tiny Qwen2-VL are made here. Their weights favour
-labels, or ``<think>`` where the template lets them, so that answers are ones that count.
+A tiny Qwen2, whose template lets it think, and a tiny Qwen2-VL are made here. Their
+weights favour labels, or ``<think>`` where the template lets them, so that answers are
+ones that count.
 """
 
 import contextlib

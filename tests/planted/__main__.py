@@ -1,8 +1,9 @@
 """Plant faults in a copy of the package, and see which of them the tests catch.
 
-``python -m tests.planted check`` plants the faults of ``faults.jsonl`` one after the other;
-``python -m tests.planted draw FILE ... --number 50 --seed 0`` draws some at random. A fault is
-caught if a test fails: one that runs its line (``--coverage``), or one that ``tests.json`` names.
+``python -m tests.planted check`` plants the faults of ``faults.jsonl`` one after the
+other; ``python -m tests.planted draw FILE ... --number 50 --seed 0`` draws some at
+random. A fault is caught if a test fails: one that runs its line (``--coverage``), or
+one that ``tests.json`` names.
 """
 
 import argparse

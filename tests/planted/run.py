@@ -36,8 +36,8 @@ def copy_of_project(folder: Path) -> Path:
 class Selection:
     """Choose the tests of a fault: those that run its line, or those of ``tests.json``.
 
-    ``coverage`` is the file that ``pytest --cov --cov-context=test`` writes, ``junit`` the
-    durations that ``pytest --junitxml`` writes with ``-o junit_family=xunit1``.
+    ``coverage`` is the file that ``pytest --cov --cov-context=test`` writes, ``junit``
+    the durations that ``pytest --junitxml`` writes with ``-o junit_family=xunit1``.
     """
 
     def __init__(self, coverage: Path | None, junit: Path | None, seconds: float):
@@ -70,10 +70,9 @@ class Selection:
 
     def _covering(self, file: str, line: int) -> set[str]:
         rows = self.coverage.execute(
-            "select distinct context.context from arc "
-            "join context on context.id = arc.context_id "
-            "join file on file.id = arc.file_id "
-            "where file.path like ? and (abs(arc.fromno) = ? or abs(arc.tono) = ?)",
+            "select distinct context.context from arc join context on context.id = "
+            "arc.context_id join file on file.id = arc.file_id where file.path like ? "
+            "and (abs(arc.fromno) = ? or abs(arc.tono) = ?)",
             (f"%/{file}", line, line),
         )
         contexts = {context for (context,) in rows if context}

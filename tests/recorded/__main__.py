@@ -1,26 +1,28 @@
-"""Short training runs whose results must stay the same to the bit while the code around them
-changes.
+"""Short training runs whose results must stay the same to the bit while the code around
+them changes.
 
     python -m tests.recorded record FILE.json      # on a commit whose results are right
     python -m tests.recorded check FILE.json       # on another commit: exit code 1 where anything differs
 
-``baseline.json`` beside this file holds the results of commit 8edf1d71, but for ``policy/kl``,
-which is computed in float64 since. To record another commit, run this program
-there, with this folder's parent on ``PYTHONPATH``: it needs nothing but the command line, ``python
+``baseline.json`` beside this file holds the results of commit 8edf1d71, but for
+``policy/kl``, which is computed in float64 since. To record another commit, run this
+program there, with this folder's parent on ``PYTHONPATH``: it needs nothing but the
+command line, ``python
 -m rl_caption``.
 
-The runs are tiny and take one or two minutes together: cross-entropy; self-critical training with
-three advantages (greedy with a KL term; leave-one-out with a cross-entropy term and micro-batches;
-group_norm); a contrastive teacher with hard negatives; both stages of distillation; a longer text
-encoder and the specificity objective. All use the generated world, float32, one thread and a CPU.
+The runs are tiny and take one or two minutes together: cross-entropy; self-critical
+training with three advantages (greedy with a KL term; leave-one-out with a
+cross-entropy term and micro-batches; group_norm); a contrastive teacher with hard
+negatives; both stages of distillation; a longer text encoder and the specificity
+objective. All use the generated world, float32, one thread and a CPU.
 
-For each run the file holds the SHA-256 of the weights of ``export/last`` (name, dtype, shape and
-bytes of each tensor, in the order of names) and the logged metrics of every step. Bits hold for one
-version of torch and one kind of CPU only: both are in the file, and ``check`` says where they
-differ.
+For each run the file holds the SHA-256 of the weights of ``export/last`` (name, dtype,
+shape and bytes of each tensor, in the order of names) and the logged metrics of every
+step. Bits hold for one version of torch and one kind of CPU only: both are in the file,
+and ``check`` says where they differ.
 
-Where a key of the configuration is renamed, change it in ``RUNS``. Where the arithmetic is changed
-on purpose, record again and say so in the commit.
+Where a key of the configuration is renamed, change it in ``RUNS``. Where the arithmetic
+is changed on purpose, record again and say so in the commit.
 """
 
 import argparse
@@ -223,8 +225,8 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""Name -> program and configuration; ``{NAME}`` is the folder of the model that an earlier run
-exported.
+"""Name -> program and configuration; ``{NAME}`` is the folder of the model that an
+earlier run exported.
 """
 METRICS = (
     "loss/",

@@ -1,5 +1,5 @@
-"""Tiny captioners with random weights, saved as the real ones are: BLIP, GIT, pairs of encoder and
-decoder, Q-Formers, Florence-2.
+"""Tiny captioners with random weights, saved as the real ones are: BLIP, GIT, pairs of
+encoder and decoder, Q-Formers, Florence-2.
 """
 
 from pathlib import Path
@@ -162,8 +162,8 @@ def save_pair(
 
 
 def save_blip2(folder: Path) -> None:
-    """As Salesforce/blip2-opt-2.7b: </s> starts, a line break ends, <image> tokens stand for the
-    queries.
+    """As Salesforce/blip2-opt-2.7b: </s> starts, a line break ends, <image> tokens
+    stand for the queries.
     """
     tokenizer = byte_tokenizer("</s>", "</s>", "<pad>", starts=True)
     (newline,) = tokenizer("\n", add_special_tokens=False)["input_ids"]
@@ -195,8 +195,8 @@ def save_blip2(folder: Path) -> None:
 
 
 def save_instructblip(folder: Path) -> None:
-    """As Salesforce/instructblip-vicuna-7b, on Llama: the configuration's EOS does not fit the
-    tokenizer.
+    """As Salesforce/instructblip-vicuna-7b, on Llama: the configuration's EOS does not
+    fit the tokenizer.
     """
     tokenizer = byte_tokenizer("<s>", "</s>", "<pad>", starts=True)
     images = BlipImageProcessor(size=SIZE)

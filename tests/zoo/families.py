@@ -1,5 +1,5 @@
-"""Tiny decoder-only vision-language models of many families, with random weights, saved as the real
-ones are.
+"""Tiny decoder-only vision-language models of many families, with random weights, saved
+as the real ones are.
 """
 
 from pathlib import Path
@@ -203,8 +203,8 @@ def save_qwen2_5_vl(folder: Path) -> None:
 
 
 def save_qwen3_vl(folder: Path) -> None:
-    """As Qwen/Qwen3-VL-2B-Instruct: features of several layers of the tower go into several layers
-    of the text.
+    """As Qwen/Qwen3-VL-2B-Instruct: features of several layers of the tower go into
+    several layers of the text.
     """
     vision = {
         "depth": 2,
@@ -257,8 +257,8 @@ def _split(
 
 
 def save_smolvlm(folder: Path) -> None:
-    """As HuggingFaceTB/SmolVLM2-256M-Video-Instruct: an image is split into crops; answers begin
-    with a space.
+    """As HuggingFaceTB/SmolVLM2-256M-Video-Instruct: an image is split into crops;
+    answers begin with a space.
     """
     videos = SmolVLMVideoProcessor(
         size={"longest_edge": 32}, max_image_size={"longest_edge": 32}
@@ -278,8 +278,8 @@ def save_idefics3(folder: Path) -> None:
 
 
 def save_llava_onevision(folder: Path) -> None:
-    """As llava-hf/llava-onevision-qwen2-0.5b-ov-hf: patches in a grid that fits the image, without
-    padding.
+    """As llava-hf/llava-onevision-qwen2-0.5b-ov-hf: patches in a grid that fits the
+    image, without padding.
     """
     tokenizer = _tokenizer(CHATML, eos="<|im_end|>", pad="<pad>")
     config = tf.LlavaOnevisionConfig(
@@ -401,8 +401,8 @@ def save_internvl(folder: Path) -> None:
 
 
 def save_paligemma(folder: Path) -> None:
-    """As google/paligemma-3b-pt-224: a plain prompt; prompt and image see each other in both
-    directions.
+    """As google/paligemma-3b-pt-224: a plain prompt; prompt and image see each other in
+    both directions.
     """
     _paligemma(folder, {"model_type": "gemma"})
 
@@ -443,8 +443,8 @@ def _paligemma(folder: Path, text: dict[str, Any]) -> None:
 
 
 def save_gemma3(folder: Path) -> None:
-    """As google/gemma-3-4b-it: a turn ends with another token than a text; most layers see a
-    window.
+    """As google/gemma-3-4b-it: a turn ends with another token than a text; most layers
+    see a window.
     """
     extra = {"boi_token": "<boi>", "eoi_token": "<eoi>", "image_token": "<img>"}
     tokenizer = _tokenizer(GEMMA, eos="<eos>", pad="<pad>", bos="<bos>", **extra)

@@ -36,8 +36,8 @@ def bert_tokenizer() -> Any:
 
 
 def byte_tokenizer(bos: str, eos: str, pad: str | None, starts: bool) -> Any:
-    """Byte-level BPE trained on the test captions; ``starts`` puts BOS before every text, as OPT
-    does.
+    """Byte-level BPE trained on the test captions; ``starts`` puts BOS before every
+    text, as OPT does.
     """
     learnt = ByteLevelBPETokenizer()
     learnt.train_from_iterator(
@@ -86,8 +86,8 @@ def tiny_gpt2(folder: Path, positions: int = 48) -> Path:
 
 
 def tiny_regressor(folder: Path, labels: int = 1, **options: Any) -> Path:
-    """Save a RoBERTa of random weights for sequence classification, as the released ICC; return its
-    folder.
+    """Save a RoBERTa of random weights for sequence classification, as the released
+    ICC; return its folder.
     """
     tokenizer = byte_tokenizer("<s>", "</s>", "<pad>", starts=True)
     shape = {

@@ -24,10 +24,10 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
 from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 
 WORDS = (
-    "a an the and is are on in of left right red green blue yellow white black gray brown small "
-    "large circle square "
-    "triangle star diamond cross two three . describe this image in one sentence what do you see ? "
-    "user assistant system User : Assistant"
+    "a an the and is are on in of left right red green blue yellow white black gray "
+    "brown small large circle square triangle star diamond cross two three . describe "
+    "this image in one sentence what do you see ? user assistant system User : "
+    "Assistant"
 )
 
 
@@ -99,8 +99,8 @@ def tiny_qwen2_vl(folder: Path, patch_size: int = 8) -> Path:
 
 
 def tiny_idefics3(folder: Path) -> Path:
-    """Save an Idefics3 (the architecture of SmolVLM 1) of 42 thousand parameters with its
-    processor.
+    """Save an Idefics3 (the architecture of SmolVLM 1) of 42 thousand parameters with
+    its processor.
     """
     specials = [
         "<|im_start|>",
@@ -147,8 +147,8 @@ def word_tokenizer(
     words: str = "",
     **named: str,
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words, those of ``WORDS`` and ``words``; ``named`` special tokens are
-    attributes, too.
+    """A tokenizer of whole words, those of ``WORDS`` and ``words``; ``named`` special
+    tokens are attributes, too.
     """
     vocabulary = dict.fromkeys([*specials, "<unk>", *WORDS.split(), *words.split()])
     tokenizer = Tokenizer(

@@ -1,7 +1,7 @@
 """The generated world: scenes of shapes whose captions can be judged by the truth.
 
-Everything is a pure function of a seed. docs/scenes.md describes the facts, the language, the
-splits and the oracle.
+Everything is a pure function of a seed. docs/scenes.md describes the facts, the
+language, the splits and the oracle.
 """
 
 from rl_caption.data.scenes.module import ScenesData as ScenesData

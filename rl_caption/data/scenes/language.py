@@ -1,7 +1,7 @@
 """Captions of a scene: short references in different wordings, and one long description.
 
-All are true of the scene. What a short caption leaves out is random, as people mention different
-things.
+All are true of the scene. What a short caption leaves out is random, as people mention
+different things.
 """
 
 import re
@@ -24,11 +24,12 @@ _GENERIC = re.compile(r"\b(shape|object)s?\b")
 
 
 def references(scene: Scene, seed: int, count: int = 5) -> list[str]:
-    """``count`` (1 to 20) different short captions of a scene, of 5 to 16 words each; a pure
-    function.
+    """``count`` (1 to 20) different short captions of a scene, of 5 to 16 words each; a
+    pure function.
 
-    Each is true and tells some of the facts, usually about the most salient kinds. As with captions
-    by people, most but not all have a capital and a full stop. At most one names no shape.
+    Each is true and tells some of the facts, usually about the most salient kinds. As
+    with captions by people, most but not all have a capital and a full stop. At most
+    one names no shape.
     """
     draws = Draws("references", seed, repr(scene))
     told: dict[str, str] = {}
@@ -165,8 +166,8 @@ def _with_ground(name: str, first: bool, scene: Scene, draws: Draws) -> str:
 
 
 def _describe(kind: Kind, scene: Scene, draws: Draws) -> str:
-    """Name a kind with random attributes; always with its colour where another kind has the same
-    shape.
+    """Name a kind with random attributes; always with its colour where another kind has
+    the same shape.
     """
     mentioned = []
     shapes = [other.shape for other in scene.kinds]

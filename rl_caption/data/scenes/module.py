@@ -39,19 +39,19 @@ _CELL = 16
 class ScenesData(Splits):
     """Scenes with captions, in four disjoint splits; a pure function of its parameters.
 
-    A hash of a scene's content decides its split, so that no scene occurs in two splits, whatever
-    the sizes and seeds. Scenes of ``test_unseen`` have at least one of eight pairs of colour and
-    shape (``UNSEEN_PAIRS``) that no other split contains; training has every colour and every shape
-    in other pairs.
+    A hash of a scene's content decides its split, so that no scene occurs in two
+    splits, whatever the sizes and seeds. Scenes of ``test_unseen`` have at least one of
+    eight pairs of colour and shape (``UNSEEN_PAIRS``) that no other split contains;
+    training has every colour and every shape in other pairs.
 
     Args:
-        num_train: scenes in ``train``; likewise ``num_val``, ``num_test``, ``num_unseen``. 0 gives
-            an empty split.
+        num_train: scenes in ``train``; likewise ``num_val``, ``num_test``,
+            ``num_unseen``. 0 gives an empty split.
         image_size: side of the images in pixels, at least 16.
-        seed: which scenes and captions. The first n scenes of a split do not depend on the split's
-            size.
-        positives: rows also have as many ``positive_captions``, in other words, and one of
-            ``positive_images`` per reference, which show the same scene shifted.
+        seed: which scenes and captions. The first n scenes of a split do not depend on
+            the split's size.
+        positives: rows also have as many ``positive_captions``, in other words, and one
+            of ``positive_images`` per reference, which show the same scene shifted.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ def _row(image_size: int, seed: int, positives: bool, split: str, index: int) ->
 def _scene_and_captions(
     seed: int, positives: bool, split: str, index: int
 ) -> tuple[Scene, list[str], list[Scene]]:
-    """The first of the row's candidates whose content belongs in the split, its captions, the long
-    one last, and shifts of it.
+    """The first of the row's candidates whose content belongs in the split, its
+    captions, the long one last, and shifts of it.
     """
     pairs = (PAIRS, UNSEEN_PAIRS) if split == "test_unseen" else (SEEN_PAIRS, ())
     candidates = (
@@ -119,8 +119,8 @@ def belongs(scene: Scene, split: str) -> bool:
 
 
 def content_key(scene: Scene) -> str:
-    """What is seen of a scene, as a string: background, looks, and positions in cells of about a
-    pixel.
+    """What is seen of a scene, as a string: background, looks, and positions in cells
+    of about a pixel.
     """
     things = sorted(
         (*thing[:4], thing.x // _CELL, thing.y // _CELL) for thing in scene.things

@@ -1,5 +1,5 @@
-"""Exact hard negatives of captions of generated scenes, one edit away from a caption, verified by
-the oracle.
+"""Exact hard negatives of captions of generated scenes, one edit away from a caption,
+verified by the oracle.
 """
 
 import re
@@ -138,8 +138,8 @@ def _put(words: list[str], at: int, new: str) -> list[str]:
 
 
 def _agreeing(chunks: Sequence[Chunk], edit: Edit) -> list[str]:
-    """The tokens after an edit; verbs, pronouns and articles agree, so that grammar does not reveal
-    the negative.
+    """The tokens after an edit; verbs, pronouns and articles agree, so that grammar
+    does not reveal the negative.
     """
     words = chain.from_iterable(edit.get(chunk, chunk.words) for chunk in chunks)
     now = [*cut_chunks(list(words)), Chunk("stop", [])]
@@ -175,8 +175,8 @@ class SceneNegatives:
         caption: str,
         generator: np.random.Generator,
     ) -> list[tuple[str, str]]:
-        """The negatives that apply, in random order. Raises ``DataError`` where the row has no
-        scene.
+        """The negatives that apply, in random order. Raises ``DataError`` where the row
+        has no scene.
         """
         if row.get("scene") is None:
             raise DataError(

@@ -1,8 +1,8 @@
 """The oracle: parses a caption into claims and judges them by its scene; precision, recall and F1.
 
-The parser knows more wordings than the generated captions use, never fails, and counts the words
-that it cannot use. Punctuation is optional, so that tokenised captions parse alike. docs/scenes.md
-defines claims and facts.
+The parser knows more wordings than the generated captions use, never fails, and counts
+the words that it cannot use. Punctuation is optional, so that tokenised captions parse
+alike. docs/scenes.md defines claims and facts.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ _GROUPS = "|".join(f"(?P<{kind}>{pattern})" for kind, pattern in _PATTERNS.items
 _CHUNK = re.compile(f"(?:{_GROUPS}) ")
 
 _FRONTED = re.compile(r"(?!be|and)\w* thing (be|there) thing|stop thing comma thing")
-"""Kinds of the chunk before a relation and of three after it, the last of which is its subject:
-"above the star is a circle".
+"""Kinds of the chunk before a relation and of three after it, the last of which is its
+subject: "above the star is a circle".
 """
 _SUBJECT = re.compile(r"thing( be|( and| comma)+)?$")
-"""Kinds of the chunks before a relation, the last thing of which is its subject or, after "and" or a
-comma, the object of the relation whose subject it shares.
+"""Kinds of the chunks before a relation, the last thing of which is its subject or,
+after "and" or a comma, the object of the relation whose subject it shares.
 """
 _PLACES = {
     "there": r" \* (thing|ground)$",
@@ -110,8 +110,8 @@ _PLACES = {
     # "the circle is red", "is red, and striped".
     "adjectives": r" (thing|ground)( and| comma)? be \*| adjectives( and| comma)* \*",
 }
-"""Kind of a chunk that needs neighbours -> kinds of the three chunks before it, itself as ``*``, and
-the kind of the chunk after it.
+"""Kind of a chunk that needs neighbours -> kinds of the three chunks before it, itself
+as ``*``, and the kind of the chunk after it.
 """
 
 
@@ -132,8 +132,8 @@ class Claim(NamedTuple):
     """One checkable statement of a caption."""
 
     kind: str
-    """``shape``, ``colour``, ``size``, ``texture``, ``count``, ``relation``, ``background`` or
-    ``repetition``.
+    """``shape``, ``colour``, ``size``, ``texture``, ``count``, ``relation``,
+    ``background`` or ``repetition``.
     """
     text: str
     """What is claimed, in words."""
@@ -151,10 +151,10 @@ Attributes = tuple[tuple[str, str], ...]
 class Chunk:
     """A phrase of a caption.
 
-    ``kind`` is thing, ground (the background), adjectives, relation, there, be, on, and, with,
-    pronoun, opening, closing, comma, stop or unknown. For a thing, ``shape`` None is any shape,
-    ``number`` None is no number, and ``definite`` ("the red circle") refers back instead of
-    introducing a thing.
+    ``kind`` is thing, ground (the background), adjectives, relation, there, be, on,
+    and, with, pronoun, opening, closing, comma, stop or unknown. For a thing, ``shape``
+    None is any shape, ``number`` None is no number, and ``definite`` ("the red circle")
+    refers back instead of introducing a thing.
     """
 
     kind: str
@@ -178,10 +178,10 @@ Related = tuple[Chunk, str, Chunk]
 def oracle(caption: str, scene: Scene) -> OracleScore:
     """Judge a caption by its scene. Accepts any string; more than 2000 captions per second.
 
-    With C the set of distinct claims of the caption and F the facts of the scene, precision = |true
-    C| / |C|, recall = |facts told by true C| / |F|, F1 = 2 P R / (P + R), each 0 where it is 0 / 0.
-    A repeated claim counts once; each introduction of a thing beyond the number of such things is a
-    false claim.
+    With C the set of distinct claims of the caption and F the facts of the scene,
+    precision = |true C| / |C|, recall = |facts told by true C| / |F|, F1 = 2 P R / (P +
+    R), each 0 where it is 0 / 0. A repeated claim counts once; each introduction of a
+    thing beyond the number of such things is a false claim.
     """
     judged, total = claims(caption, scene), len(facts(scene))
     true = [claim.fact for claim in judged if claim.true]
@@ -198,8 +198,8 @@ def oracle(caption: str, scene: Scene) -> OracleScore:
 
 
 def tokens(caption: str) -> list[str]:
-    """Split into lower-case words (letters, digits, ``_ ' -``) and punctuation ``. , ; : ! ?``;
-    drop the rest.
+    """Split into lower-case words (letters, digits, ``_ ' -``) and punctuation ``. , ;
+    : ! ?``; drop the rest.
     """
     return _TOKEN.findall(caption.lower())
 
@@ -213,8 +213,8 @@ def parse(caption: str) -> tuple[list[Chunk], list[Related]]:
 
 
 def cut_chunks(words: Sequence[str]) -> list[Chunk]:
-    """Cut tokens into chunks; only things and grounds are ``used`` already (the others depend on
-    neighbours).
+    """Cut tokens into chunks; only things and grounds are ``used`` already (the others
+    depend on neighbours).
     """
     matches = _CHUNK.finditer(" ".join([*words, ""]))
     return [_chunk(match.lastgroup or "", match[0].split()) for match in matches]
@@ -276,8 +276,9 @@ def _connect(chunks: list[Chunk]) -> None:
 def pair_things(chunks: Sequence[Chunk]) -> list[Related]:
     """Subject, relation and object of every complete relation, which is marked as used.
 
-    The subject is the nearest thing before; after "and" or a comma, the subject of the previous
-    relation; where the relation is fronted ("above the star is a circle"), the thing after.
+    The subject is the nearest thing before; after "and" or a comma, the subject of the
+    previous relation; where the relation is fronted ("above the star is a circle"), the
+    thing after.
     """
     relations: list[Related] = []
     topic: Chunk | None = None
@@ -306,8 +307,8 @@ class _Referent(NamedTuple):
     """What a thing of a caption refers to."""
 
     names: list[str]
-    """Of the kinds that a plural thing is, or of those that a singular one may be, the likeliest
-    first; the noun where the scene lacks its shape.
+    """Of the kinds that a plural thing is, or of those that a singular one may be, the
+    likeliest first; the noun where the scene lacks its shape.
     """
     readings: list[tuple[str, tuple[Thing, ...]]]
     """Names and things that may be meant: all kinds together if plural, any one if singular."""
@@ -353,8 +354,8 @@ def _of_fact(fact: Fact, true: Set[Fact]) -> Claim:
 
 
 def _refer(thing: Chunk, surplus: Counter[Kind]) -> _Referent:
-    """Find what a thing refers to. ``surplus`` of each kind of the scene, how many more of its
-    things are introduced than there are, goes up.
+    """Find what a thing refers to. ``surplus`` of each kind of the scene, how many more
+    of its things are introduced than there are, goes up.
     """
     misfits = {
         kind: _misfit(thing, kind)

@@ -40,15 +40,15 @@ _FIGURES = {
     "star": "0,-1 .264503364,-.364057647 .951056516,-.309016994 .427975432,.139057647 .587785252,.809016994 "
     "0,.45 -.587785252,.809016994 -.427975432,.139057647 -.951056516,-.309016994 -.264503364,-.364057647",
 }
-"""Shape -> its polygons (corners as in SVG) and discs (centre, radius and value), in units of the
-thing's radius.
+"""Shape -> its polygons (corners as in SVG) and discs (centre, radius and value), in
+units of the thing's radius.
 """
 
 
 @dataclass(frozen=True)
 class SceneImage:
-    """A scene as an image of ``size`` by ``size`` pixels; small when pickled, compared by scene and
-    size. Below 16 pixels shapes cannot be told apart.
+    """A scene as an image of ``size`` by ``size`` pixels; small when pickled, compared
+    by scene and size. Below 16 pixels shapes cannot be told apart.
     """
 
     scene: Scene

@@ -1,5 +1,5 @@
-"""Scenes: how they are drawn from a seed, and the facts about them. Lengths are thousandths of the
-image side.
+"""Scenes: how they are drawn from a seed, and the facts about them. Lengths are
+thousandths of the image side.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ RADIUS = {"large": 180, "small": 100}
 MARGIN = 200
 """Smallest offset of two centres along an axis at which a relation holds."""
 LEVEL = 60
-"""Centres at most this far apart along an axis are level. Offsets between LEVEL and MARGIN do not
-occur.
+"""Centres at most this far apart along an axis are level. Offsets between LEVEL and
+MARGIN do not occur.
 """
 GAP = 25
 EDGE = 15
 _STEP = 125
-"""Centres lie near the points of a grid of eighths of the image side, so that the patches of a
-small captioner, which has few images to learn from, cut equal things alike.
+"""Centres lie near the points of a grid of eighths of the image side, so that the
+patches of a small captioner, which has few images to learn from, cut equal things
+alike.
 """
 _JITTER = 8
 
@@ -59,12 +60,12 @@ Pairs = Sequence[tuple[str, str]]
 
 
 class Draws:
-    """Random draws, a pure function of ``key`` (integers and strings) on every platform and Python
-    version.
+    """Random draws, a pure function of ``key`` (integers and strings) on every platform
+    and Python version.
 
-    Only ``random.Random.random`` is used, the one method whose sequence Python promises to keep;
-    NumPy's generators and ``random.choice`` may change between versions, and with them every
-    generated scene.
+    Only ``random.Random.random`` is used, the one method whose sequence Python promises
+    to keep; NumPy's generators and ``random.choice`` may change between versions, and
+    with them every generated scene.
     """
 
     def __init__(self, *key: int | str) -> None:
@@ -108,8 +109,8 @@ class Thing(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """All things of a scene that look the same. No two kinds of a scene share both colour and
-    shape.
+    """All things of a scene that look the same. No two kinds of a scene share both
+    colour and shape.
     """
 
     shape: str
@@ -131,8 +132,8 @@ class Kind(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """A background and 1 to 4 things, the most salient first (large before small, then from left to
-    right).
+    """A background and 1 to 4 things, the most salient first (large before small, then
+    from left to right).
     """
 
     background: str
@@ -150,8 +151,8 @@ class Scene:
 class Fact(NamedTuple):
     """One fact of a scene; ``kind`` is shape, colour, size, texture, count, relation or background.
 
-    ``subject`` names the kind of thing (of a relation, both); ``value`` is the attribute's value,
-    number or colour.
+    ``subject`` names the kind of thing (of a relation, both); ``value`` is the
+    attribute's value, number or colour.
     """
 
     kind: str
@@ -160,16 +161,16 @@ class Fact(NamedTuple):
 
 
 def offset(relation: str, first: Thing, second: Thing) -> int:
-    """Signed distance of ``first`` from ``second`` in the direction of ``relation``, which holds
-    from ``MARGIN`` on.
+    """Signed distance of ``first`` from ``second`` in the direction of ``relation``,
+    which holds from ``MARGIN`` on.
     """
     right, down = _DIRECTIONS[relation]
     return right * (first.x - second.x) + down * (first.y - second.y)
 
 
 def relations_between(first: Kind, second: Kind) -> list[str]:
-    """Relations that hold between all things of ``first`` and all of ``second``, the largest offset
-    first.
+    """Relations that hold between all things of ``first`` and all of ``second``, the
+    largest offset first.
     """
     pairs = list(product(first.things, second.things))
     least = {}
@@ -188,8 +189,9 @@ def relation_fact(*names: str) -> Fact:
 def facts(scene: Scene) -> frozenset[Fact]:
     """All facts of a scene: the denominator of recall.
 
-    The background; for each kind its shape, colour, size and texture, and its count if it has two
-    or more things; and for each pair of kinds with a relation one fact, whichever way it is told.
+    The background; for each kind its shape, colour, size and texture, and its count if
+    it has two or more things; and for each pair of kinds with a relation one fact,
+    whichever way it is told.
     """
     true = {Fact("background", "background", scene.background)}
     for kind in scene.kinds:
@@ -209,9 +211,9 @@ def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Sc
     ``pairs`` of colour and shape, at least 4, are what things are drawn from; with
     ``leading_pairs``, one thing is of these.
 
-    Things do not overlap, lie inside the image, and are either level or ``MARGIN`` apart along each
-    axis. Things of the same colour and shape look the same, so that "two red circles" is never half
-    true.
+    Things do not overlap, lie inside the image, and are either level or ``MARGIN``
+    apart along each axis. Things of the same colour and shape look the same, so that
+    "two red circles" is never half true.
     """
     draws = Draws("scene", seed)
     things: list[Thing] = []
@@ -248,8 +250,8 @@ def _draw_looks(
 
 
 def _place(draws: Draws, looks: Sequence[Look]) -> list[Thing]:
-    """Place things at random, the large ones first; none where 60 attempts find no room for one of
-    them.
+    """Place things at random, the large ones first; none where 60 attempts find no room
+    for one of them.
     """
     things: list[Thing] = []
     for look in sorted(looks, key=lambda look: look[2]):
@@ -281,11 +283,11 @@ def _clear(first: Thing, second: Thing) -> bool:
 
 
 def moves(scene: Scene) -> list[Scene]:
-    """All shifts of the whole scene by steps of the grid that keep it inside the image, including
-    the scene itself.
+    """All shifts of the whole scene by steps of the grid that keep it inside the image,
+    including the scene itself.
 
-    Looks, numbers and relations stay the same, so captions that are true of the scene are true of
-    each.
+    Looks, numbers and relations stay the same, so captions that are true of the scene
+    are true of each.
     """
     shifted = []
     for right, down in product(_steps(scene, "x"), _steps(scene, "y")):

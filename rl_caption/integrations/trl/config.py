@@ -16,8 +16,8 @@ class VlmTrainConfig(Section):
     num_processes: PositiveInt | None = None
     """Required number of processes; null accepts the number that the launcher started."""
     threads: PositiveInt | None = None
-    """CPU threads per process; null uses OMP_NUM_THREADS or, if that is not set, divides the
-    physical cores among the processes of the machine.
+    """CPU threads per process; null uses OMP_NUM_THREADS or, if that is not set,
+    divides the physical cores among the processes of the machine.
     """
 
 
@@ -27,8 +27,8 @@ class VlmRunConfig(Section):
     dir: str = "runs/grpo_vlm"
     """The run's folder."""
     resume: bool = True
-    """Continue from the newest intact checkpoint, if configuration, data, reward and model are the
-    same, or start a new run; false refuses a folder that holds one.
+    """Continue from the newest intact checkpoint, if configuration, data, reward and
+    model are the same, or start a new run; false refuses a folder that holds one.
     """
 
 
@@ -44,8 +44,8 @@ class GrpoVlmConfig(PairsConfig):
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """The reward of sampled captions; TRL adds up its terms."""
     trl: dict[str, Any] = {}
-    """Arguments of TRL's ``GRPOConfig`` or ``RLOOConfig``: steps, learning rate, sampling, vLLM and
-    so on.
+    """Arguments of TRL's ``GRPOConfig`` or ``RLOOConfig``: steps, learning rate,
+    sampling, vLLM and so on.
     """
     train: VlmTrainConfig = Field(default_factory=VlmTrainConfig)
     """Processes."""

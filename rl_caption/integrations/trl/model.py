@@ -34,9 +34,9 @@ def load_vlm(config: SavedModelConfig) -> HuggingFaceCaptioner:
     name = f"model.init {config.init!r}"
     if not getattr(getattr(captioner, "family", None), "chat_prompts", False):
         raise ConfigError(
-            f"{name} is no decoder-only model with a chat template, such as Qwen2-VL, or it is a "
-            f"PaliGemma, whose "
-            "captions TRL would let see the tokens after them (token_type_ids): use rl-caption scst"
+            f"{name} is no decoder-only model with a chat template, such as Qwen2-VL, "
+            "or it is a PaliGemma, whose captions TRL would let see the tokens after "
+            "them (token_type_ids): use rl-caption scst"
         )
     if not hasattr(captioner.policy.config, "image_token_id"):
         raise ConfigError(
@@ -48,8 +48,8 @@ def load_vlm(config: SavedModelConfig) -> HuggingFaceCaptioner:
 
 
 def adapters(captioner: HuggingFaceCaptioner, config: SavedModelConfig) -> Any:
-    """Freeze what ``model.freeze`` names; return the ``peft.LoraConfig`` of ``model.lora``, or
-    None.
+    """Freeze what ``model.freeze`` names; return the ``peft.LoraConfig`` of
+    ``model.lora``, or None.
 
     Modules of frozen parts have no adapters.
     """
@@ -71,8 +71,9 @@ def adapters(captioner: HuggingFaceCaptioner, config: SavedModelConfig) -> Any:
 def load_weights(model: Any, checkpoint: str | Path, *_: Any) -> None:
     """Load all weights of a checkpoint.
 
-    Many models, Qwen2-VL among them, have other parameter names in files than in memory.
-    Transformers' trainer does not translate them and leaves out those weights without an error.
+    Many models, Qwen2-VL among them, have other parameter names in files than in
+    memory. Transformers' trainer does not translate them and leaves out those weights
+    without an error.
     """
     if (Path(checkpoint) / "zero_to_fp32.py").is_file():
         from deepspeed.utils.zero_to_fp32 import (
@@ -92,8 +93,8 @@ def load_weights(model: Any, checkpoint: str | Path, *_: Any) -> None:
 def skip_epochs(trainer: Any, epochs: int) -> None:
     """Let ``trainer`` order the images as if it had already gone through them ``epochs`` times.
 
-    TRL's sampler draws the order of each epoch from a generator that no checkpoint holds, so a
-    resumed run would begin with the order of the first epoch.
+    TRL's sampler draws the order of each epoch from a generator that no checkpoint
+    holds, so a resumed run would begin with the order of the first epoch.
     """
     make = trainer._get_train_sampler
 
@@ -112,9 +113,8 @@ def suppression(
 ) -> dict[str, Any]:
     """Arguments by which tokens are never sampled, of Transformers or of vLLM's mode ``vllm``.
 
-    vLLM has no ``suppress_tokens``. Colocated, it takes a bias of -100 nats; a server gets JSON, in
-    which ids as keys
-    would become text: the ids that are left.
+    vLLM has no ``suppress_tokens``. Colocated, it takes a bias of -100 nats; a server
+    gets JSON, in which ids as keys would become text: the ids that are left.
     """
     if vllm is None:
         return {"suppress_tokens": list(token_ids)}
@@ -146,16 +146,16 @@ def check_vllm_prompt(captioner: HuggingFaceCaptioner, row: Row) -> None:
     found = collapse_runs(ids, captioner.policy.config.image_token_id)
     if found[-len(expected) :] != expected:
         raise ConfigError(
-            f"trl.use_vllm: the prompts of a {captioner.family.name!r} have more than one kind of "
-            f"token for an image, "
-            "which vLLM would expand again; leave it out"
+            f"trl.use_vllm: the prompts of a {captioner.family.name!r} have more than "
+            "one kind of token for an image, which vLLM would expand again; leave it "
+            "out"
         )
 
 
 @contextmanager
 def vllm_in_float32() -> Iterator[None]:
-    """Inside, TRL makes a vLLM that computes in float32; by itself it takes bfloat16 for float32
-    weights.
+    """Inside, TRL makes a vLLM that computes in float32; by itself it takes bfloat16
+    for float32 weights.
     """
     from trl.generation import vllm_generation
 
@@ -173,8 +173,8 @@ def vllm_in_float32() -> Iterator[None]:
 def prompt_once(trainer: Any, image_token: int) -> None:
     """Give a colocated vLLM prompts with one image token for each image, which it expands itself.
 
-    TRL hands over ids whose image tokens are expanded already, and vLLM would expand each of them
-    again.
+    TRL hands over ids whose image tokens are expanded already, and vLLM would expand
+    each of them again.
     """
     generate = trainer.vllm_generation.generate
 

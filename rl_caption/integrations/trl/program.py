@@ -66,8 +66,8 @@ INPUTS = "inputs.json"
 """File of a checkpoint that says what the run was trained on: configuration, reward, data, model.
 """
 MOST_DIFFERENCE = 0.02
-"""Largest mean difference, in nats, of the log-probabilities by which vLLM samples and TRL scores
-in float32.
+"""Largest mean difference, in nats, of the log-probabilities by which vLLM samples and
+TRL scores in float32.
 """
 
 
@@ -76,8 +76,8 @@ class WrongSamplesError(UserError, RuntimeError):
 
 
 def trl_arguments(config: GrpoVlmConfig) -> Any:
-    """``GRPOConfig`` or ``RLOOConfig`` with the arguments of ``trl`` and those that follow from
-    other keys.
+    """``GRPOConfig`` or ``RLOOConfig`` with the arguments of ``trl`` and those that
+    follow from other keys.
 
     Raises ConfigError for what TRL does not know or refuses.
     """
@@ -114,8 +114,8 @@ def trl_arguments(config: GrpoVlmConfig) -> Any:
 def unsharded_models(arguments: Any) -> Iterator[None]:
     """Inside, Transformers loads and decodes models as without ZeRO-3.
 
-    With it, a model forgets the names of its weights in files, and processes decode equally often,
-    or wait for ever.
+    With it, a model forgets the names of its weights in files, and processes decode
+    equally often, or wait for ever.
     """
     from transformers.integrations.deepspeed import (
         set_hf_deepspeed_config,
@@ -133,8 +133,8 @@ def unsharded_models(arguments: Any) -> Iterator[None]:
 def find_checkpoint(
     folder: Path, inputs: Mapping[str, Any], resume: bool
 ) -> tuple[int, Path | None]:
-    """The newest intact checkpoint and its step; 0 and None to start. One that a kill cut off is
-    passed over.
+    """The newest intact checkpoint and its step; 0 and None to start. One that a kill
+    cut off is passed over.
 
     Raises CheckpointError where there is one and ``resume`` is false, or it is of another run.
     """
@@ -160,8 +160,8 @@ def fine_tune(config: GrpoVlmConfig) -> str:
     """Train, and export to ``export/last``; return a line that says where the model is.
 
     Raises:
-        ConfigError, DataError, CheckpointError, LaunchError, RewardError, NonFiniteError: what is
-            wrong, and what would be right.
+        ConfigError, DataError, CheckpointError, LaunchError, RewardError,
+            NonFiniteError: what is wrong, and what would be right.
     """
     check_environment()
     quiet_libraries()
@@ -266,8 +266,8 @@ def make_trainer(
 def train(
     trainer: Any, start: int, checkpoint: Path | None, with_adapters: bool
 ) -> int:
-    """Train, or resume from the step ``start`` and train, to the end; return the last optimizer
-    step.
+    """Train, or resume from the step ``start`` and train, to the end; return the last
+    optimizer step.
     """
     if checkpoint is not None:
         if not with_adapters:
@@ -286,16 +286,16 @@ def train(
 
 
 class Log(TrainerCallback):
-    """Appends what TRL logs to ``metrics.jsonl``, prints it, and ends a run whose numbers are
-    wrong.
+    """Appends what TRL logs to ``metrics.jsonl``, prints it, and ends a run whose
+    numbers are wrong.
     """
 
     def __init__(self, path: Path, inputs: Mapping[str, Any]) -> None:
         self.path, self.inputs = path, inputs
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write what the run was trained on, and a manifest, into the checkpoint that was just
-        saved.
+        """Write what the run was trained on, and a manifest, into the checkpoint that
+        was just saved.
         """
         PartialState().wait_for_everyone()  # every process writes files
         if state.is_world_process_zero:
@@ -329,8 +329,8 @@ class Log(TrainerCallback):
         difference = values.get("sampling/sampling_logp_difference/mean", 0.0)
         if difference > MOST_DIFFERENCE and not (args.bf16 or args.fp16):
             raise WrongSamplesError(
-                f"the log-probabilities by which vLLM samples and TRL scores differ by "
-                f"{difference:.3g} nats on average "
-                f"at step {state.global_step} (at most {MOST_DIFFERENCE} is rounding): of other "
-                f"prompts, or in another precision"
+                "the log-probabilities by which vLLM samples and TRL scores differ by "
+                f"{difference:.3g} nats on average at step {state.global_step} (at "
+                f"most {MOST_DIFFERENCE} is rounding): of other prompts, or in another "
+                "precision"
             )

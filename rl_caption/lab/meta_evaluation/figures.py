@@ -1,10 +1,10 @@
 """Figures of agreement of a metric with a set of judgements, with bootstrap intervals over images.
 
-Judgements of one image are not independent, so images are drawn with replacement, each with all of
-its judgements (Efron, "Bootstrap Methods: Another Look at the Jackknife", Annals of Statistics
-1979). Kendall's tau of n items with C concordant and D discordant pairs, n_s pairs whose scores
-differ, n_r pairs whose ratings differ, and m the smaller of the numbers of distinct scores and
-ratings:
+Judgements of one image are not independent, so images are drawn with replacement, each
+with all of its judgements (Efron, "Bootstrap Methods: Another Look at the Jackknife",
+Annals of Statistics 1979). Kendall's tau of n items with C concordant and D discordant
+pairs, n_s pairs whose scores differ, n_r pairs whose ratings differ, and m the smaller
+of the numbers of distinct scores and ratings:
 
     tau_b = (C - D) / sqrt(n_s n_r)                  (Kendall, Biometrika 1945)
     tau_c = 2 (C - D) / (n^2 (m - 1) / m)            (Stuart, Biometrika 1953)
@@ -32,8 +32,8 @@ LENGTHS = (10, 20, 40, 60, 100)
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of one metric on one set, such as ``tau_c``, ``HC`` or ``4 references, all
-    pairs``.
+    """One number of one metric on one set, such as ``tau_c``, ``HC`` or ``4 references,
+    all pairs``.
     """
 
     name: str
@@ -60,8 +60,8 @@ CORRELATIONS: dict[str, Callable[[Floats, Floats], float]] = {
     "spearman": lambda scores, ratings: stats.spearmanr(scores, ratings).statistic,
     "1 / r^2": lambda scores, ratings: stats.pearsonr(scores, ratings).statistic ** -2,
 }
-"""Of [N] scores and ratings; infinite or NaN where it is not defined. The SPECS paper prints the last
-one as "1 - R^2" in its own rows.
+"""Of [N] scores and ratings; infinite or NaN where it is not defined. The SPECS paper
+prints the last one as "1 - R^2" in its own rows.
 """
 
 
@@ -74,10 +74,11 @@ def rated_figures(
 ) -> list[Figure]:
     """Correlate [N] scores with the ratings of a set, in three tables.
 
-    ``main``: the published figures, tau_b and tau_c, with intervals of ``resamples`` draws of
-    images; tau_b within images where the set asks for it. ``correlations``: the other ones of
-    ``CORRELATIONS``. ``lengths``: Pearson's r and tau_b of the captions of each class by number of
-    words. Source of the latter two: Chen et al., "SPECS", EMNLP 2025, table 2 and figure 3.
+    ``main``: the published figures, tau_b and tau_c, with intervals of ``resamples``
+    draws of images; tau_b within images where the set asks for it. ``correlations``:
+    the other ones of ``CORRELATIONS``. ``lengths``: Pearson's r and tau_b of the
+    captions of each class by number of words. Source of the latter two: Chen et al.,
+    "SPECS", EMNLP 2025, table 2 and figure 3.
     """
     both = np.array([scores, judged.ratings], np.float64)
     main = list(dict.fromkeys([*judged.published, "tau_b", "tau_c"]))
@@ -129,9 +130,9 @@ def _correlation(name: str, both: Floats, **options: Any) -> Figure:
 def _within_images(image_ids: Sequence[str], both: Floats) -> Figure:
     """tau_b within each group (the captions of one image), averaged over groups.
 
-    Groups whose ratings are all equal are left out, for every metric the same ones. Where only the
-    scores are equal, tau_b is 0 / 0 and counts as 0: the metric orders nothing, and leaving such
-    groups out would reward it.
+    Groups whose ratings are all equal are left out, for every metric the same ones.
+    Where only the scores are equal, tau_b is 0 / 0 and counts as 0: the metric orders
+    nothing, and leaving such groups out would reward it.
     """
     groups = defaultdict[str, list[Floats]](list)
     for image_id, pair in zip(image_ids, both.T, strict=True):
@@ -156,10 +157,10 @@ def order_figures(
 ) -> list[Figure]:
     """Share of N rows whose captions' scores are in order, by condition and figure of the set.
 
-    ``scores`` is condition of the references -> [N, K]; a metric without references has the one
-    condition "". ``cosines``, [N, K (K - 1) / 2], are between the captions of a row; without them
-    the figures of texts alone are left out. Each has a figure for each kind, where the set shows
-    them, and a summary.
+    ``scores`` is condition of the references -> [N, K]; a metric without references has
+    the one condition "". ``cosines``, [N, K (K - 1) / 2], are between the captions of a
+    row; without them the figures of texts alone are left out. Each has a figure for
+    each kind, where the set shows them, and a summary.
     """
     if judged.by_image:
         _, places, images = np.unique(
@@ -197,10 +198,11 @@ def order_figures(
 def wins(margins: Floats, better: Floats, ties: str = "wrong") -> Floats:
     """What each of N rows counts, [N]: 1 if the scores are in order, 0 if not.
 
-    ``margins`` [N, P] are of P pairs of scores, the first less the second. ``better`` [N] is 1
-    where the first must be the higher one and 0 where the second must; rows on which people are
-    divided evenly (0.5) count 0.5. Equal scores are wrong; with ``half`` they count by the
-    probability of the order if equal scores are in a random one.
+    ``margins`` [N, P] are of P pairs of scores, the first less the second. ``better``
+    [N] is 1 where the first must be the higher one and 0 where the second must; rows on
+    which people are divided evenly (0.5) count 0.5. Equal scores are wrong; with
+    ``half`` they count by the probability of the order if equal scores are in a random
+    one.
     """
     signed = np.where(better == 0, -1, 1)[:, None] * margins
     in_order = signed >= 0 if ties == "half" else signed > 0

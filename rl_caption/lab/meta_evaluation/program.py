@@ -1,5 +1,5 @@
-"""Scores sets of human judgements with metrics and reports how well they agree: the program behind
-``judge``.
+"""Scores sets of human judgements with metrics and reports how well they agree: the
+program behind ``judge``.
 """
 
 import logging
@@ -60,11 +60,11 @@ PLAIN = "1 / r^2"
 
 
 class ToolkitMetric:
-    """METEOR or SPICE of single captions as a ``Reward``, by the Java programs of the COCO toolkit,
-    in [0, 1].
+    """METEOR or SPICE of single captions as a ``Reward``, by the Java programs of the
+    COCO toolkit, in [0, 1].
 
-    Captions and references are tokenised by ``rewards.text.tokenize``. Not for training: every call
-    starts a Java program. ``JavaError`` where that fails.
+    Captions and references are tokenised by ``rewards.text.tokenize``. Not for
+    training: every call starts a Java program. ``JavaError`` where that fails.
     """
 
     columns = frozenset({"references"})
@@ -101,10 +101,10 @@ def build_metrics(
     """Return heading -> metric.
 
     Args:
-        names: of ``NAMES``, ``bleu`` (BLEU-1 to 4), or rewards that need no arguments; with commas,
-            or a list.
-        judges: heading -> reward with arguments. CIDEr-D is without EOS unless its arguments say
-            otherwise.
+        names: of ``NAMES``, ``bleu`` (BLEU-1 to 4), or rewards that need no arguments;
+            with commas, or a list.
+        judges: heading -> reward with arguments. CIDEr-D is without EOS unless its
+            arguments say otherwise.
         judgement_sets: the sets that will be scored.
 
     Raises:
@@ -168,8 +168,8 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     The tables are written after every metric, so that finished figures survive one that fails.
 
     Raises:
-        ConfigError: a setting or metric that does not exist, or a metric that needs what the set
-            does not have.
+        ConfigError: a setting or metric that does not exist, or a metric that needs
+            what the set does not have.
         DataError: files that are missing, wrong or incomplete.
         RewardError: a metric failed.
         EvaluationError: the results cannot be written.
@@ -229,8 +229,8 @@ def _describe(judged: JudgementSet) -> str:
 def score_set(
     judged: JudgementSet, metric: Reward, resamples: int = 0, seed: int = 0
 ) -> list[Figure]:
-    """Score a set with one metric and compute its figures of agreement, with intervals of
-    ``resamples`` draws.
+    """Score a set with one metric and compute its figures of agreement, with intervals
+    of ``resamples`` draws.
     """
     conditions = judged.conditions if "references" in metric.columns else [""]
     scores = {
@@ -251,9 +251,10 @@ def score_set(
 def _score(judged: JudgementSet, metric: Reward, condition: int) -> Floats:
     """Score all captions in one call, equal ones once: [N, K].
 
-    ``condition`` is the number of the list of references that the metric sees. CIDEr-D without
-    document frequencies of its own counts one document for each judgement, not one for each image,
-    as the published figures do (pycocoevalcap on all judgements in one call).
+    ``condition`` is the number of the list of references that the metric sees. CIDEr-D
+    without document frequencies of its own counts one document for each judgement, not
+    one for each image, as the published figures do (pycocoevalcap on all judgements in
+    one call).
     """
     counting = isinstance(metric, CiderD) and metric.df is None
     keys, images = [], {}
@@ -295,8 +296,8 @@ def write_results(
 
 
 def as_markdown(result: SetResult, config: JudgeSetConfig) -> Iterator[str]:
-    """Yield a heading; a line for each metric, a column for each figure, times 100 as papers print
-    them; further tables; notes.
+    """Yield a heading; a line for each metric, a column for each figure, times 100 as
+    papers print them; further tables; notes.
     """
     yield f"## {result.name}: {result.description}"
     figures = list(chain.from_iterable(result.figures.values()))

@@ -1,17 +1,17 @@
-"""Specificity rate: how often a metric rewards one more true detail, and how often it penalises a
-false one.
+"""Specificity rate: how often a metric rewards one more true detail, and how often it
+penalises a false one.
 
-Source: Chen et al., "SPECS", EMNLP 2025, equations 1 and 2. Caption i grows unit by unit, c_i1,
-..., c_iK (units as in ``rewards.text.detail_units``), and n_ik is c_ik with a unit of another image
-in place of its own next one. With S the metric and T the number of all steps k = 1 .. K - 1 over
-all captions,
+Source: Chen et al., "SPECS", EMNLP 2025, equations 1 and 2. Caption i grows unit by
+unit, c_i1, ..., c_iK (units as in ``rewards.text.detail_units``), and n_ik is c_ik with
+a unit of another image in place of its own next one. With S the metric and T the number
+of all steps k = 1 .. K - 1 over all captions,
 
     SR_pos = 1/T sum_ik [S(c_i,k+1) > S(c_ik)]          SR_neg = 1/T sum_ik [S(n_ik) < S(c_ik)]
 
-Both inequalities are strict, so a tie fails, and every step weighs the same (micro average). The
-paper prints the inequality of SR_neg the other way round; this is the direction that its text and
-its loss mean. A metric that ignores the caption has 0 and 0, one that guesses 0.5 and 0.5, one that
-rewards length alone 1 and 0: read both.
+Both inequalities are strict, so a tie fails, and every step weighs the same (micro
+average). The paper prints the inequality of SR_neg the other way round; this is the
+direction that its text and its loss mean. A metric that ignores the caption has 0 and
+0, one that guesses 0.5 and 0.5, one that rewards length alone 1 and 0: read both.
 """
 
 import math
@@ -38,8 +38,8 @@ from rl_caption.reward_models.triplets import (
 
 
 class Chain(NamedTuple):
-    """A caption of one image that grows by one detail a step, c_1 to c_K, K >= 2; and a false next
-    detail at each step; or the scores of these texts.
+    """A caption of one image that grows by one detail a step, c_1 to c_K, K >= 2; and a
+    false next detail at each step; or the scores of these texts.
     """
 
     captions: Sequence[Any]
@@ -58,8 +58,8 @@ class SpecificityRates(NamedTuple):
 
 
 def measure_rates(config: SpecificityRatesConfig) -> str:
-    """Write ``specificity.md``, the rates of each judge on the first caption of each image, and
-    return it.
+    """Write ``specificity.md``, the rates of each judge on the first caption of each
+    image, and return it.
 
     Raises:
         ConfigError: a judge cannot be made.
@@ -106,14 +106,14 @@ def specificity_rates(scores: Sequence[Chain]) -> SpecificityRates:
 
 
 def released_specificity_rates(cosines: Sequence[Chain]) -> SpecificityRates:
-    """Compute the rates as the released code does, for comparison with the published 95.37 and
-    90.37 only.
+    """Compute the rates as the released code does, for comparison with the published
+    95.37 and 90.37 only.
 
-    It differs from the equations in what is averaged: the last caption of a chain is never stored;
-    of the others, n = (number of cosines above 0) - 1; captions with n <= 1 are skipped; the first
-    n steps are averaged for each caption, then over captions (macro average). So cosines below 0
-    leave out steps and captions, and which ones depends on the metric. The code works on cosines in
-    half precision, which ties more.
+    It differs from the equations in what is averaged: the last caption of a chain is
+    never stored; of the others, n = (number of cosines above 0) - 1; captions with n <=
+    1 are skipped; the first n steps are averaged for each caption, then over captions
+    (macro average). So cosines below 0 leave out steps and captions, and which ones
+    depends on the metric. The code works on cosines in half precision, which ties more.
     """
     rates, steps = [], 0
     for chain in cosines:
@@ -142,16 +142,17 @@ def make_chains(
     """Grow N captions unit by unit, with a negative at each step, made as those of
     ``make_triplets``.
 
-    A chain ends early where no other image has a unit for its next negative. It is None where that
-    leaves fewer than two captions, or the caption has only one unit. The result depends on the
-    arguments alone.
+    A chain ends early where no other image has a unit for its next negative. It is None
+    where that leaves fewer than two captions, or the caption has only one unit. The
+    result depends on the arguments alone.
 
     Args:
         captions: [N].
         image_ids: [N]; no unit is taken from a caption of the same image.
         seed: decides which units negatives are made of.
-        shuffle_rate: fraction of negative units whose words are shuffled. The released evaluation
-            shuffles none, so that a metric cannot win by noticing broken English.
+        shuffle_rate: fraction of negative units whose words are shuffled. The released
+            evaluation shuffles none, so that a metric cannot win by noticing broken
+            English.
     """
     units = detail_units_of(captions)
     donors = list(map(Donor, image_ids, units))
@@ -189,8 +190,8 @@ def score_rows(
 def score_chains(
     reward: Reward, chains: Sequence[Chain], columns: Mapping[str, Sequence[Any]]
 ) -> list[Chain]:
-    """Score every text of N chains with a reward; ``columns`` are [N] values of what it needs:
-    ``image``, ...
+    """Score every text of N chains with a reward; ``columns`` are [N] values of what it
+    needs: ``image``, ...
     """
     texts: list[str] = []
     owners: list[int] = []

@@ -1,3 +1,3 @@
-"""Tables of the five papers that this package follows, made again: published value, measured value,
-difference.
+"""Tables of the five papers that this package follows, made again: published value,
+measured value, difference.
 """

@@ -62,8 +62,8 @@ class Measures:
         self._builder = RewardBuilder()
 
     def obstacle(self, cell: Cell) -> str | None:
-        """What is missing for a cell, as far as that is known without reading anything; None where
-        nothing is.
+        """What is missing for a cell, as far as that is known without reading anything;
+        None where nothing is.
         """
         how = cell.how
         model: Any = how.get("model")

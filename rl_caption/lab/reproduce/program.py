@@ -1,5 +1,5 @@
-"""The reproduce program: a table of a paper, published value, measured value and difference side by
-side.
+"""The reproduce program: a table of a paper, published value, measured value and
+difference side by side.
 """
 
 import sys
@@ -48,8 +48,8 @@ def reproduce(table: Table, config: ReproduceConfig) -> str:
     A cell that cannot be measured says why, and the others are measured.
 
     Raises:
-        ConfigError: nothing of the table can be measured, because of what was not named; the
-            message says what. This is found before any work.
+        ConfigError: nothing of the table can be measured, because of what was not
+            named; the message says what. This is found before any work.
     """
     quiet_libraries()
     folder = None if config.out is None else check_writable(config.out)
@@ -104,8 +104,8 @@ def _reasons(cells: Sequence[Cell]) -> list[str]:
 
 
 def as_markdown(table: Table) -> str:
-    """A line for each cell that was measured; then the rows that were not, with the reasons, and
-    notes.
+    """A line for each cell that was measured; then the rows that were not, with the
+    reasons, and notes.
     """
     lines, equal = [], []
     for cell in table.cells:
@@ -130,8 +130,8 @@ def as_markdown(table: Table) -> str:
 
 
 def list_tables(paper: Paper) -> Iterator[str]:
-    """Say for each table which data and weights it needs, which rows can be made, and why the
-    others cannot.
+    """Say for each table which data and weights it needs, which rows can be made, and
+    why the others cannot.
     """
     yield f"# {paper.name}: {paper.title}"
     for table in paper.tables.values():

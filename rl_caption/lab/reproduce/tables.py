@@ -1,9 +1,9 @@
 """The published tables, ``PAPER.yaml``, and the data that they are measured on, ``data.yaml``.
 
-A paper's file has its ``tables``: the columns with what measures them, and the rows with their
-published values and where their scores come from. ``metrics`` name the source of a row in any
-table, ``default`` that of all other rows; a table's own ``metrics`` and ``default`` come first. A
-source is one of
+A paper's file has its ``tables``: the columns with what measures them, and the rows
+with their published values and where their scores come from. ``metrics`` name the
+source of a row in any table, ``default`` that of all other rows; a table's own
+``metrics`` and ``default`` come first. A source is one of
 
 - ``name``: a metric of ``judge``;
 - ``reward`` (with ``kwargs``) and ``model``: a reward, and a name of the paper's ``models``, whose
@@ -11,9 +11,10 @@ source is one of
 - ``captions``: captions that the user evaluates, and ``how`` to make them;
 - ``why``: the reason why the row cannot be made.
 
-A column is measured by one of ``set`` (with its ``options`` and a ``figure``: agreement with people
-or accuracy on hard negatives), ``retrieval``, ``zero_shot``, ``specificity``, ``captions`` (a metric
-of captions), ``size`` (the cost of a model), or ``mean`` (of other columns).
+A column is measured by one of ``set`` (with its ``options`` and a ``figure``: agreement
+with people or accuracy on hard negatives), ``retrieval``, ``zero_shot``,
+``specificity``, ``captions`` (a metric of captions), ``size`` (the cost of a model), or
+``mean`` (of other columns).
 """
 
 from collections.abc import Mapping, Sequence
@@ -147,8 +148,8 @@ def _table(
 
 
 def find_table(paper: str, key: str, names: Sequence[str] | None = None) -> Table:
-    """A table by its paper and number, with all or some of its rows. ``ConfigError`` says what
-    there is.
+    """A table by its paper and number, with all or some of its rows. ``ConfigError``
+    says what there is.
     """
     tables = load_paper(paper).tables
     if key.upper() not in tables:

@@ -19,11 +19,11 @@ class CellConfig(Section):
 
 
 class AblateConfig(TrustConfig):
-    """``ablate``: a grid of self-critical runs from one starting checkpoint, and tables of their
-    results.
+    """``ablate``: a grid of self-critical runs from one starting checkpoint, and tables
+    of their results.
 
-    ``recipe`` is a configuration of ``scst``; its ``model.init`` is the starting policy. Model and
-    data are the same in all cells.
+    ``recipe`` is a configuration of ``scst``; its ``model.init`` is the starting
+    policy. Model and data are the same in all cells.
     """
 
     recipe: str
@@ -42,9 +42,9 @@ class AblateConfig(TrustConfig):
     split: str = "test"
     """Split of the recipe's data that is captioned and scored."""
     policy: Literal["last", "best"] = "last"
-    """Weights of a run that are evaluated: ``last``, after its last step, or ``best``, by its
-    validation. If the reward has no CIDEr-D, the validation's CIDEr-D is often best before any
-    training.
+    """Weights of a run that are evaluated: ``last``, after its last step, or ``best``,
+    by its validation. If the reward has no CIDEr-D, the validation's CIDEr-D is often
+    best before any training.
     """
     num_beams: PositiveInt = 1
     """Beam width of the evaluation; 1 is greedy."""

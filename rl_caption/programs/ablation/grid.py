@@ -77,8 +77,8 @@ def make_runs(grid: AblateConfig, words: Sequence[str], parse: Parse) -> list[Ru
         parse: makes a configuration of a command line.
 
     Raises:
-        ConfigError: a value is wrong (the message names the cell), or a run that is already there
-            has another configuration.
+        ConfigError: a value is wrong (the message names the cell), or a run that is
+            already there has another configuration.
     """
     runs = []
     for seed in dict.fromkeys(grid.seeds):
@@ -112,8 +112,8 @@ def train_runs(
     num_parallel: int,
     measure: Callable[[Run], Mapping[str, float | None]],
 ) -> tuple[list[Result], list[str]]:
-    """Train the runs that are not complete and ``measure`` each when it is; return what was
-    measured, and why runs failed.
+    """Train the runs that are not complete and ``measure`` each when it is; return what
+    was measured, and why runs failed.
 
     What users can mend in ``measure`` is a failure, too.
     """
@@ -139,11 +139,11 @@ def train_runs(
 
 
 def trained(runs: Sequence[Run], num_parallel: int) -> Iterator[tuple[Run, int]]:
-    """Yield the complete runs, with 0, then train the others, ``num_parallel`` at a time, and yield
-    each when it has ended, with its exit code.
+    """Yield the complete runs, with 0, then train the others, ``num_parallel`` at a
+    time, and yield each when it has ended, with its exit code.
 
-    Each of them has one GPU where there are several. What ends this generator early asks the
-    running trainings to stop, and waits for their checkpoints.
+    Each of them has one GPU where there are several. What ends this generator early
+    asks the running trainings to stop, and waits for their checkpoints.
     """
     devices = share_devices(num_parallel, torch.cuda.device_count())
     waiting = [run for run in runs if not is_complete(run.folder)]
@@ -205,8 +205,8 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def share_devices(num_parallel: int, count: int) -> list[str | None]:
-    """``CUDA_VISIBLE_DEVICES`` for each run at a time, of the ``count`` GPUs that this process sees;
-    None leaves all visible.
+    """``CUDA_VISIBLE_DEVICES`` for each run at a time, of the ``count`` GPUs that this
+    process sees; None leaves all visible.
     """
     if num_parallel < 2 or count < 2:
         return [None] * num_parallel
@@ -222,8 +222,8 @@ def write_tables(
     notes: Sequence[str],
     failures: Sequence[str],
 ) -> int:
-    """Print and write ``table.md`` (means over seeds ± standard deviation, n - 1) and ``runs.csv``
-    (a line for each run). Returns 0, or 1 where runs failed.
+    """Print and write ``table.md`` (means over seeds ± standard deviation, n - 1) and
+    ``runs.csv`` (a line for each run). Returns 0, or 1 where runs failed.
     """
     keys = list(dict.fromkeys(key for result in results for key in result.figures))
     lines = []

@@ -1,5 +1,5 @@
-"""The ablation program: train what is missing of a grid of self-critical runs, evaluate every
-captioner, write a table.
+"""The ablation program: train what is missing of a grid of self-critical runs, evaluate
+every captioner, write a table.
 """
 
 import json
@@ -108,12 +108,13 @@ def _column(key: str) -> Column:
 def make_plan(
     config: AblateConfig, parse: Parse
 ) -> tuple[ScstConfig, Sequence[Row], list[Run]]:
-    """Read and check all configurations, the data, and what is already there of the grid: the
-    recipe, the images whose captions are scored, the runs.
+    """Read and check all configurations, the data, and what is already there of the
+    grid: the recipe, the images whose captions are scored, the runs.
 
     Raises:
-        ConfigError: a value is wrong (the message names the cell), a cell has another model or
-            other data, or a run that is already there has another configuration.
+        ConfigError: a value is wrong (the message names the cell), a cell has another
+            model or other data, or a run that is already there has another
+            configuration.
         DataError: the data cannot be read, or has no such split.
     """
     words = ["--config", config.recipe, *as_words(flatten_dict(config.all))]
@@ -136,12 +137,12 @@ def make_plan(
 
 
 def check_start(out: Path, start: str, runs: Sequence[Run]) -> None:
-    """Write what the runs start from and are rewarded by into ``start.json``, or compare with what
-    they were started from.
+    """Write what the runs start from and are rewarded by into ``start.json``, or
+    compare with what they were started from.
 
     Raises:
-        ConfigError: a reward cannot be made, or the starting policy or a reward has changed since
-            the first run began.
+        ConfigError: a reward cannot be made, or the starting policy or a reward has
+            changed since the first run began.
     """
     now = {START: weights_hash(start)}
     for run in runs:
@@ -172,9 +173,9 @@ def evaluate_captioner(
 ) -> Evaluation:
     """Evaluate a model on the grid's split, or read what ``folder`` holds of it.
 
-    The data, the prompt and the longest caption are those of ``trained``. Scores in ``folder`` are
-    kept as long as the model's weights, the data, the decoding, the metrics and the judges are the
-    same.
+    The data, the prompt and the longest caption are those of ``trained``. Scores in
+    ``folder`` are kept as long as the model's weights, the data, the decoding, the
+    metrics and the judges are the same.
     """
     evaluate = EvaluateModelConfig(
         model=str(model),

@@ -58,13 +58,14 @@ Scores = Mapping[str, Mapping[str, float]]
 def make_page(
     paths: Sequence[Path], rows: Sequence[Row] | None = None, images: int = MAX_IMAGES
 ) -> str:
-    """The page of a run (finished or not), of evaluations, or of a comparison, as HTML: one file
-    with its style, charts and images inside, without scripts, which loads nothing.
+    """The page of a run (finished or not), of evaluations, or of a comparison, as HTML:
+    one file with its style, charts and images inside, without scripts, which loads
+    nothing.
 
     Args:
         paths: folders: one, or several of evaluations.
-        rows: references and images (``image`` may be missing); None takes the data that the
-            folders name.
+        rows: references and images (``image`` may be missing); None takes the data that
+            the folders name.
         images: most images of the gallery.
 
     Raises:
@@ -93,8 +94,8 @@ def make_page(
 
 
 def run_page(run: RunFolder, rows: Sequence[Row] | None, images: int) -> str:
-    """The monitor's alarms, validations, charts and settings of a run, and the captions of its
-    first, best and last validation.
+    """The monitor's alarms, validations, charts and settings of a run, and the captions
+    of its first, best and last validation.
     """
     steps = run.shown_steps()
     captions = {name: run.predictions(step) for name, step in steps.items()}
@@ -126,8 +127,8 @@ def _render(**values: Any) -> str:
 
 
 def charts(run: RunFolder) -> list[Markup]:
-    """A chart for each logged key and its ``val/`` key, as SVG by matplotlib; alarms of the monitor
-    are dashed lines, the best validation is a dotted one.
+    """A chart for each logged key and its ``val/`` key, as SVG by matplotlib; alarms of
+    the monitor are dashed lines, the best validation is a dotted one.
     """
     import matplotlib
     from matplotlib.figure import Figure
@@ -167,11 +168,12 @@ def gallery(
     rows: Sequence[Row] | None,
     limit: int,
 ) -> dict[str, Any]:
-    """The values of the template that show images with the captions of several systems: ``note``,
-    and ``cards``, one for each image; empty where no captions were kept.
+    """The values of the template that show images with the captions of several systems:
+    ``note``, and ``cards``, one for each image; empty where no captions were kept.
 
-    ``settings`` has the data, the split and the tokenizer of an evaluation. Where there are no
-    ``rows``, they are read from that data; what keeps them from being read is said in the note.
+    ``settings`` has the data, the split and the tokenizer of an evaluation. Where there
+    are no ``rows``, they are read from that data; what keeps them from being read is
+    said in the note.
     """
     systems = {name: captions for name, captions in systems.items() if captions}
     if not systems:
@@ -205,9 +207,9 @@ def reference_scores(
 ) -> Scores:
     """CIDEr-D of every caption, times 100: 0 to 1000.
 
-    Document frequencies are those of the captioned images' references, without EOS, as in
-    ``val/cider``. Captions of images without references get no score; the result is empty if fewer
-    than two images have references.
+    Document frequencies are those of the captioned images' references, without EOS, as
+    in ``val/cider``. Captions of images without references get no score; the result is
+    empty if fewer than two images have references.
     """
     references = {
         image_id: rows[image_id]["references"]
@@ -231,8 +233,8 @@ def reference_scores(
 
 
 def select_images(systems: Captions, scores: Scores, limit: int) -> list[str]:
-    """The ids of the images to show: at most ``limit``, an even sample, those first whose first
-    score differs most among the systems.
+    """The ids of the images to show: at most ``limit``, an even sample, those first
+    whose first score differs most among the systems.
     """
     ids = list(dict.fromkeys(i for captions in systems.values() for i in captions))
 
@@ -260,11 +262,11 @@ def _picture(row: Mapping[str, Any]) -> str | None:
 
 
 def write_report(folder: Path, rows: Sequence[Row]) -> None:
-    """Write ``report.html`` into a folder, at the end of the program that wrote its results, and
-    print its path.
+    """Write ``report.html`` into a folder, at the end of the program that wrote its
+    results, and print its path.
 
-    What keeps the page from being written is a warning: the results are there, and ``rl-caption
-    report`` makes it again.
+    What keeps the page from being written is a warning: the results are there, and
+    ``rl-caption report`` makes it again.
     """
     try:
         write_text(folder / REPORT, make_page([folder], rows))

@@ -1,7 +1,7 @@
 """What the programs leave in folders: runs (finished or not), evaluations.
 
-A file that is missing or damaged raises ``ReportError``, damaged captions raise ``DataError``; both
-name the file.
+A file that is missing or damaged raises ``ReportError``, damaged captions raise
+``DataError``; both name the file.
 """
 
 import json
@@ -24,8 +24,8 @@ from rl_caption.training.checkpoint import newest_checkpoint, read_state
 
 
 class ReportError(UserError, ValueError):
-    """A folder or file cannot be reported on; the message names it, the line where there is one,
-    and what is right.
+    """A folder or file cannot be reported on; the message names it, the line where
+    there is one, and what is right.
     """
 
 
@@ -39,11 +39,11 @@ class EvaluationFolder(NamedTuple):
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A training run: its folder, the lines of ``metrics.jsonl``, ``config.yaml``, ``env.json``,
-    and its state.
+    """A training run: its folder, the lines of ``metrics.jsonl``, ``config.yaml``,
+    ``env.json``, and its state.
 
-    The state is ``result.json`` or, while the run is not ``complete``, the counters of its newest
-    checkpoint.
+    The state is ``result.json`` or, while the run is not ``complete``, the counters of
+    its newest checkpoint.
     """
 
     path: Path
@@ -60,8 +60,8 @@ class RunFolder:
 
     @property
     def best_step(self) -> int | None:
-        """Step of the best validation; None where it is not known, or where no step was better than
-        the start.
+        """Step of the best validation; None where it is not known, or where no step was
+        better than the start.
         """
         return self.state.get("best_step") or None
 
@@ -79,8 +79,8 @@ class RunFolder:
 
     @property
     def last_step(self) -> int:
-        """The last step that was logged or, for ``grpo_vlm``, noted in ``result.json``; 0 where
-        there is none.
+        """The last step that was logged or, for ``grpo_vlm``, noted in ``result.json``;
+        0 where there is none.
         """
         return max(line.get("step", 0) for line in (self.state, *self.lines))
 
@@ -94,8 +94,8 @@ class RunFolder:
         return [(line["step"], line[key]) for line in self.lines if key in line]
 
     def predictions(self, step: int) -> dict[str, str]:
-        """Image id -> greedy caption at the validation of ``step``; empty where captions were not
-        kept.
+        """Image id -> greedy caption at the validation of ``step``; empty where
+        captions were not kept.
         """
         return _captions(self.path / "eval" / f"step-{step:08d}")
 
@@ -111,8 +111,8 @@ class RunFolder:
         return {f"step {step} ({words[step]})": step for step in sorted(words)}
 
     def validations(self) -> list[list[str]]:
-        """A table, its head first: metrics as rows; the first, best and last validation as columns;
-        empty before the first validation.
+        """A table, its head first: metrics as rows; the first, best and last validation
+        as columns; empty before the first validation.
         """
         steps = self.shown_steps()
         table = [["key", *steps]] if steps else []
@@ -151,8 +151,8 @@ def read_evaluation(path: Path) -> EvaluationFolder:
 
 
 def received_data(data: Mapping[str, Any]) -> DataConfig:
-    """The section ``data`` of the configuration of a run, perhaps from elsewhere: a class in it has
-    to be trusted.
+    """The section ``data`` of the configuration of a run, perhaps from elsewhere: a
+    class in it has to be trusted.
 
     Raises ``ConfigError``, also for unknown keys and wrong types.
     """

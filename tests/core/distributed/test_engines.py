@@ -61,8 +61,8 @@ def whole(trained, tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def killed(trained, tmp_path_factory):
-    """A function of engine and processes: the folder of a run that was killed in its fourth step,
-    made once.
+    """A function of engine and processes: the folder of a run that was killed in its
+    fourth step, made once.
     """
     made: dict[tuple[str, int], Path] = {}
 
@@ -176,8 +176,8 @@ def held(module: torch.nn.Module, engine: str) -> int:
 def _decode_alone(
     rank: int, engine: str, port: int, model: str, queue: multiprocessing.Queue
 ) -> None:
-    """Rank 0 decodes one token of one image, rank 1 eight tokens of two images, three times; the
-    second time fails.
+    """Rank 0 decodes one token of one image, rank 1 eight tokens of two images, three
+    times; the second time fails.
 
     Both train a step after each.
     """

@@ -1,5 +1,5 @@
-"""A captioner of Transformers under the engines that shard it: the steps and the export of one
-plain process.
+"""A captioner of Transformers under the engines that shard it: the steps and the export
+of one plain process.
 """
 
 import re
@@ -53,8 +53,8 @@ ENCODED_ONCE = {
 class Letters:
     """A reward that captions of random models get more or less of: the share of letters.
 
-    It is called between sampling and the update, and in validation, and prints how often an image
-    encoder was by then.
+    It is called between sampling and the update, and in validation, and prints how
+    often an image encoder was by then.
     """
 
     __name__, columns, bounds, signature = (
@@ -118,8 +118,8 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """A function of what is trained: folders of the model, and of two steps of one plain process
-    from it.
+    """A function of what is trained: folders of the model, and of two steps of one
+    plain process from it.
     """
     made: dict[str, tuple[Path, Path]] = {}
     models: dict[str, Path] = {}
@@ -227,8 +227,8 @@ def test_states_in_bf16_are_read_by_the_reference_policy(plain, tmp_path):
 
 
 def encoder_calls(log: str) -> int:
-    """From the rewards of the first step to those of the second; validation before and after has
-    other counts.
+    """From the rewards of the first step to those of the second; validation before and
+    after has other counts.
     """
     _, first, second, _ = dict.fromkeys(re.findall(r"encoder: (\d+) calls", log))
     return int(second) - int(first)

@@ -36,8 +36,8 @@ ADVISED = (
 def start(
     launcher: list[str], tmp_path: Path, way: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the program under ``python -m LAUNCHER...``, seeing no GPU and none of the user's default
-    configuration.
+    """Run the program under ``python -m LAUNCHER...``, seeing no GPU and none of the
+    user's default configuration.
     """
     script = tmp_path / "training.py"
     script.write_text(TRAINING)

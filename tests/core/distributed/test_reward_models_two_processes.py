@@ -23,8 +23,8 @@ RUNS = ("teacher", "image", "text", "dual", "pac", "long", "specific")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> tuple[Path, Path]:
-    """The chain by one process, and by two, each by one command: false details, too, come from the
-    global batch.
+    """The chain by one process, and by two, each by one command: false details, too,
+    come from the global batch.
     """
     one, two = tmp_path_factory.mktemp("one"), tmp_path_factory.mktemp("two")
     for folder in (one, two):

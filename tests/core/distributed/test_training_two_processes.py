@@ -1,5 +1,5 @@
-"""One process and two with the same global batch take the same steps, are killed, resumed and
-stopped alike.
+"""One process and two with the same global batch take the same steps, are killed,
+resumed and stopped alike.
 """
 
 import os
@@ -147,8 +147,8 @@ def test_going_on_with_another_number_of_processes_says_so(tmp_path):
 
 
 def test_both_stages_in_one_command(tmp_path):
-    """A pipeline runs its stages in the same processes, which may compute in other precisions; what
-    is finished is skipped by both, and what is refused ends both.
+    """A pipeline runs its stages in the same processes, which may compute in other
+    precisions; what is finished is skipped by both, and what is refused ends both.
     """
     stage = xe_config(
         tmp_path / "xe", **{"train.max_steps": 2, "train.mixed_precision": "bf16"}
@@ -282,8 +282,8 @@ SLURM = "scripts/slurm_scst.sh"
 def test_a_signal_saves_before_the_launcher_ends(
     one_xe, tmp_path, launched, launcher, configuration, count, number, everyone
 ):
-    """What a scheduler does: a signal, to the launcher or to all processes of a job, and an end to
-    all that is left.
+    """What a scheduler does: a signal, to the launcher or to all processes of a job,
+    and an end to all that is left.
     """
     folder, marker = tmp_path / "run", tmp_path / "slow"
     (tmp_path / "slow_reward.py").write_text(SLOW)

@@ -1,5 +1,5 @@
-"""An advantage from outside: a function in a file of one's own, and its name in the configuration
-(docs/scst.md).
+"""An advantage from outside: a function in a file of one's own, and its name in the
+configuration (docs/scst.md).
 """
 
 from typing import Annotated

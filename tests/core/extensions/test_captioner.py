@@ -1,5 +1,5 @@
-"""A captioner from outside: a class in a file of one's own, and its name in the configuration
-(docs/captioners.md).
+"""A captioner from outside: a class in a file of one's own, and its name in the
+configuration (docs/captioners.md).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A data format from outside: a function in a file of one's own, or rows in memory, and its name in
-the configuration (docs/data.md).
+"""A data format from outside: a function in a file of one's own, or rows in memory, and
+its name in the configuration (docs/data.md).
 """
 
 import csv

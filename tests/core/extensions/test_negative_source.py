@@ -12,8 +12,8 @@ NAME = "tests.core.extensions.test_negative_source:LanguageModelNegatives"
 
 
 class LanguageModelNegatives:
-    """False captions that a causal language model of Transformers writes after examples, a caption
-    each; greedy.
+    """False captions that a causal language model of Transformers writes after
+    examples, a caption each; greedy.
     """
 
     examples = (

@@ -1,5 +1,5 @@
-"""An objective from outside: a class in a file of one's own, and its name in the configuration
-(docs/scst.md).
+"""An objective from outside: a class in a file of one's own, and its name in the
+configuration (docs/scst.md).
 """
 
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ NAME = "tests.core.extensions.test_objective:ClippedReinforce"
 
 @dataclass(frozen=True)
 class ClippedReinforce:
-    """REINFORCE as a mean over captions, with advantages clipped to [-limit, limit]; logs how far
-    the policy went.
+    """REINFORCE as a mean over captions, with advantages clipped to [-limit, limit];
+    logs how far the policy went.
     """
 
     limit: Annotated[float, Field(gt=0, le=1e6)] = 1.0

@@ -1,5 +1,5 @@
-"""A reward from outside: a class in a file of one's own, and its name in the configuration
-(docs/rewards.md).
+"""A reward from outside: a class in a file of one's own, and its name in the
+configuration (docs/rewards.md).
 """
 
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ NAME = "tests.core.extensions.test_reward:LengthMatch"
 
 
 class LengthMatch:
-    """Closeness of a caption's length to a number of words: 1 - |length - words| / words, at least
-    0.
+    """Closeness of a caption's length to a number of words: 1 - |length - words| /
+    words, at least 0.
 
     ``words``, 1 to 100, is the length that scores 1; captions that did not end score
     ``unfinished``, 0 to 1.

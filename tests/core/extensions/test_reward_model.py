@@ -56,8 +56,8 @@ class SigmoidConfig(ClipConfig):
 def sigmoid(
     student: Embeddings, target: Embeddings, bias: float
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Each of the B x B pairs is classified as matching or not (Zhai et al. 2023); mean over
-    images, nats.
+    """Each of the B x B pairs is classified as matching or not (Zhai et al. 2023); mean
+    over images, nats.
     """
     logits = student["scale"] * cosine_matrix(student["image"], student["text"]) + bias
     signs = 2 * torch.eye(len(logits), device=logits.device) - 1

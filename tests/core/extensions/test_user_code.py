@@ -1,5 +1,5 @@
-"""Code from outside that fails: one error that names the target and its key, and then the user's
-own line.
+"""Code from outside that fails: one error that names the target and its key, and then
+the user's own line.
 """
 
 import signal

@@ -1,5 +1,5 @@
-"""A grid as a whole: interrupted after its first cell, continued, changed, and with a cell that
-fails.
+"""A grid as a whole: interrupted after its first cell, continued, changed, and with a
+cell that fails.
 """
 
 from types import SimpleNamespace
@@ -117,8 +117,8 @@ def state(folder):
 
 @pytest.fixture(scope="module")
 def story(folder):
-    """The grid's folder, and what was seen of it when it was interrupted and when it went on to its
-    end.
+    """The grid's folder, and what was seen of it when it was interrupted and when it
+    went on to its end.
     """
     interrupted = ablate(folder)
     kept = state(folder / "grid/cells/alpha=0/seed0/run")

@@ -35,8 +35,8 @@ SMALL = ["--train.threads", "1", "--train.epochs", "3", "--data.num_workers"]
 
 
 def start(program: str, config: str, *overrides: str) -> str:
-    """Run ``python -m rl_caption PROGRAM --config CONFIG`` in the working directory and return its
-    output.
+    """Run ``python -m rl_caption PROGRAM --config CONFIG`` in the working directory and
+    return its output.
     """
     ended = run_arguments(
         [program, "--config", config, *overrides],

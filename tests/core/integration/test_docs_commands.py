@@ -1,10 +1,10 @@
-"""Every command of README and every pipeline that a page runs, and every tutorial from top to
-bottom.
+"""Every command of README and every pipeline that a page runs, and every tutorial from
+top to bottom.
 
-Commands run as typed, in a folder that looks like the repository's root and holds photos of the
-reader's own. Configurations and sizes on the command line are shrunk (``SMALL``). What a launcher
-starts, and the jobs of a grid, run in this process. Other commands are understood by their programs:
-``tests/core/unit/test_docs.py``.
+Commands run as typed, in a folder that looks like the repository's root and holds
+photos of the reader's own. Configurations and sizes on the command line are shrunk
+(``SMALL``). What a launcher starts, and the jobs of a grid, run in this process. Other
+commands are understood by their programs: ``tests/core/unit/test_docs.py``.
 """
 
 import json
@@ -99,8 +99,8 @@ def shrunk(config: Any, key: str = "") -> Any:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory) -> Path:
-    """A folder like the repository's root, with small configurations, photos and a data set of
-    them.
+    """A folder like the repository's root, with small configurations, photos and a data
+    set of them.
     """
     root = tmp_path_factory.mktemp("root")
     for name in ("scripts", "docs", "rl_caption", "rewards", "pyproject.toml"):
@@ -149,8 +149,8 @@ def run_python(words: list[str], root: Path) -> None:
 
 
 def run_here(run: Callable[..., Any], command: list[str], **how: Any) -> Any:
-    """In place of ``subprocess.run``: a program of the package runs in this process; starting one
-    takes seconds.
+    """In place of ``subprocess.run``: a program of the package runs in this process;
+    starting one takes seconds.
     """
     if command[-1] == "import torchvision":  # it loads: there is nothing to mend
         return subprocess.CompletedProcess(command, 0, "", "")

@@ -1,5 +1,5 @@
-"""Pretrained captioners in the programs: cross-entropy, self-critical training, a kill and a
-resume, evaluation.
+"""Pretrained captioners in the programs: cross-entropy, self-critical training, a kill
+and a resume, evaluation.
 """
 
 import json
@@ -33,8 +33,8 @@ STEP = "rl_caption.training.run:Run.begin_step"
 
 
 class Letters:
-    """A judge that any change of captions moves: the number of letters, or with ``fewest`` of those
-    missing to 100.
+    """A judge that any change of captions moves: the number of letters, or with
+    ``fewest`` of those missing to 100.
     """
 
     __name__ = signature = "letters"
@@ -58,8 +58,9 @@ def write_rows(file, rows):
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """Photos of one colour, a colour a caption, in the words of the tiny models: a few steps learn
-    them. Also videos of such frames, and photos of which every other has a prompt of its own.
+    """Photos of one colour, a colour a caption, in the words of the tiny models: a few
+    steps learn them. Also videos of such frames, and photos of which every other has a
+    prompt of its own.
     """
     folder = tmp_path_factory.mktemp("photos")
     rows = []

@@ -1,5 +1,5 @@
-"""A reward that pays for one word: the alarm goes off, says why, and ends the run where it is told
-to.
+"""A reward that pays for one word: the alarm goes off, says why, and ends the run where
+it is told to.
 """
 
 import re

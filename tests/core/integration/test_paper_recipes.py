@@ -1,5 +1,5 @@
-"""The recipes at the papers' scale, with models and data made small: each trains, and what it
-exports is of use.
+"""The recipes at the papers' scale, with models and data made small: each trains, and
+what it exports is of use.
 """
 
 import json
@@ -48,8 +48,8 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Drawings in the layouts of the published data: ShareGPT4V's JSON, and JSON lines of web
-    pages.
+    """Drawings in the layouts of the published data: ShareGPT4V's JSON, and JSON lines
+    of web pages.
     """
     folder = tmp_path_factory.mktemp("world")
     data = ScenesData(**DATA["kwargs"])
@@ -121,8 +121,8 @@ def guided(world, folder):
 
 
 def shrunken(folder, **changes_of):
-    """A function from the name of a recipe to its small configuration, whose runs and kin are in
-    ``folder``.
+    """A function from the name of a recipe to its small configuration, whose runs and
+    kin are in ``folder``.
     """
     shipped = shipped_configs()
 

@@ -1,5 +1,5 @@
-"""Pipelines by the real command: own photos to a captioner, a new one and pretrained ones saved as
-the hub has them.
+"""Pipelines by the real command: own photos to a captioner, a new one and pretrained
+ones saved as the hub has them.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""A run that is killed at any moment and started again with the same command ends as the run that
-never was.
+"""A run that is killed at any moment and started again with the same command ends as
+the run that never was.
 """
 
 import os
@@ -161,8 +161,8 @@ def test_self_critical_training_killed_and_started_again(
 
 
 def test_updates_of_a_rollout_and_schedules_go_on_where_they_were(whole_xe, tmp_path):
-    """Updates 1 to 8 in steps 1 to 4, a checkpoint after step 2: step 3 is sampled again and taken
-    from its start.
+    """Updates 1 to 8 in steps 1 to 4, a checkpoint after step 2: step 3 is sampled
+    again and taken from its start.
     """
     options = {
         "train.objective": "ppo_clip",

@@ -1,5 +1,5 @@
-"""Reward models by the real command: one command trains the whole chain; killed and started again;
-wrong input.
+"""Reward models by the real command: one command trains the whole chain; killed and
+started again; wrong input.
 """
 
 import json
@@ -204,8 +204,8 @@ def test_a_tower_learns_from_images_or_captions_alone(trained, tmp_path, stage):
 
 
 def photos_of(folder, of_row):
-    """A configuration of photos in JSON lines, six of them for validation, each with ``of_row``;
-    and the rows.
+    """A configuration of photos in JSON lines, six of them for validation, each with
+    ``of_row``; and the rows.
     """
     alone(folder, "image")
     rows = []

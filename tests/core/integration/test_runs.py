@@ -1,5 +1,5 @@
-"""Both trainings as a whole: best model, patience, accumulation, a reward that rises; regions and
-subword tokens.
+"""Both trainings as a whole: best model, patience, accumulation, a reward that rises;
+regions and subword tokens.
 """
 
 import hashlib

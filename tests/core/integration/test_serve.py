@@ -1,5 +1,5 @@
-"""The reward server, its client, and the adapters for other frameworks, called as the frameworks
-call them.
+"""The reward server, its client, and the adapters for other frameworks, called as the
+frameworks call them.
 """
 
 import json

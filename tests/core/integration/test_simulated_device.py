@@ -1,5 +1,5 @@
-"""On a device that is not the CPU, here a simulated one: losses and captions of a CPU, and no
-tensor left behind.
+"""On a device that is not the CPU, here a simulated one: losses and captions of a CPU,
+and no tensor left behind.
 """
 
 import pytest

@@ -1,5 +1,5 @@
-"""Models of captions alone by the real command: a language model, a semantic bottleneck on it, a
-regression.
+"""Models of captions alone by the real command: a language model, a semantic bottleneck
+on it, a regression.
 """
 
 import json
@@ -86,8 +86,8 @@ def test_the_language_model_is_a_perplexity_reward(trained):
 
 @pytest.mark.parametrize("start", [None, tiny_llama_regressor, tiny_gpt2])
 def test_the_regression_is_an_icc_reward(trained, tmp_path, start):
-    """A decoder reads the state of the last token before the padding, for which EOS stands where
-    there is none (GPT-2).
+    """A decoder reads the state of the last token before the padding, for which EOS
+    stands where there is none (GPT-2).
     """
     data = rows_of(caption_targets(trained / "targets.jsonl", val_fraction=0.2))
     rows = data.split("val")

@@ -1,5 +1,5 @@
-"""``grpo_vlm``: TRL's trainers on tiny vision-language models, from the configuration to the
-exported model.
+"""``grpo_vlm``: TRL's trainers on tiny vision-language models, from the configuration
+to the exported model.
 """
 
 import re

@@ -1,7 +1,7 @@
 """The wheel, without the repository: built, installed and used from an empty folder.
 
-``RL_CAPTION_INSTALLED=BIN`` tests an environment in which a wheel is installed already (``make
-release``); BIN is its folder of programs.
+``RL_CAPTION_INSTALLED=BIN`` tests an environment in which a wheel is installed already
+(``make release``); BIN is its folder of programs.
 """
 
 import os
@@ -45,8 +45,8 @@ def call(*command: str | Path, folder: Path) -> str:
 
 
 def build_wheel(folder: Path) -> Path:
-    """The wheel of the source distribution of a copy: what an earlier build left in the repository
-    is not packed.
+    """The wheel of the source distribution of a copy: what an earlier build left in the
+    repository is not packed.
     """
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPOSITORY / name, folder / name)
@@ -67,8 +67,8 @@ def build_wheel(folder: Path) -> Path:
 
 
 def install(wheel: Path, environment: Path) -> Path:
-    """A new environment with the wheel and the packages of this one; returns its folder of
-    programs.
+    """A new environment with the wheel and the packages of this one; returns its folder
+    of programs.
     """
     venv.create(environment, symlinks=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(environment)}))

@@ -1,5 +1,5 @@
-"""Captions of an image that read one copy of it, captions that leave a decode, positions that are
-not scored; BLIP's fused attention.
+"""Captions of an image that read one copy of it, captions that leave a decode,
+positions that are not scored; BLIP's fused attention.
 """
 
 import copy
@@ -118,8 +118,8 @@ def mask() -> Tensor:
 
 
 def copied(policy: Policy, pixels: Tensor, ids: Tensor) -> Tensor:
-    """Logits [B, K, L, V] by Transformers' decoder alone, with a copy of the image's states for
-    every caption.
+    """Logits [B, K, L, V] by Transformers' decoder alone, with a copy of the image's
+    states for every caption.
     """
     states = policy.family.encode(policy.model, pixels, None).repeat_interleave(K, 0)
     whole = torch.cat([policy.start.expand(B * K, -1), ids.flatten(0, 1)[:, :-1]], 1)

@@ -1,5 +1,5 @@
-"""What must hold for every family of Transformers' captioners between sampling, scoring, decoding
-and saving.
+"""What must hold for every family of Transformers' captioners between sampling,
+scoring, decoding and saving.
 """
 
 import copy
@@ -83,8 +83,8 @@ def loaded(family, prompt, tmp_path_factory):
 
 
 def own_logits(captioner, pixel_values, ids):
-    """Transformers' own forward pass of one image and one whole sequence, without a cache: logits
-    [T, V].
+    """Transformers' own forward pass of one image and one whole sequence, without a
+    cache: logits [T, V].
     """
     name = captioner.family.name
     inputs = {"input_ids": torch.tensor([ids])}

@@ -1,5 +1,5 @@
-"""One step of an embedding model: the gradient is that of the loss of the whole batch, however the
-batch is split.
+"""One step of an embedding model: the gradient is that of the loss of the whole batch,
+however the batch is split.
 """
 
 from operator import attrgetter
@@ -120,8 +120,8 @@ def gradient_of(network, loss):
 
 
 def assert_equal(one, other):
-    """Equal up to the rounding of float32, which goes with the size of a parameter's gradient (up
-    to 20 here).
+    """Equal up to the rounding of float32, which goes with the size of a parameter's
+    gradient (up to 20 here).
     """
     assert one.keys() == other.keys()
     norms = torch.stack([value.norm() for value in one.values()])
@@ -164,8 +164,8 @@ def test_the_temperature_is_learnt_once_and_stays_within_its_limits():
 
 
 def test_random_numbers_of_the_second_pass_are_those_of_the_first():
-    """Patch dropout leaves out other patches at every pass; the gradient belongs to the embeddings
-    that were taken.
+    """Patch dropout leaves out other patches at every pass; the gradient belongs to the
+    embeddings that were taken.
     """
     network = clip_towers(patch_dropout=0.5)
     batches = split(pairs(8), 4)

@@ -42,8 +42,8 @@ def batches(captioner):
 
 
 class Letters:
-    """Another such reward, on a scale of its own: letters of a caption times ``scale``, plus
-    ``shift``.
+    """Another such reward, on a scale of its own: letters of a caption times ``scale``,
+    plus ``shift``.
     """
 
     __name__ = "letters"
@@ -110,8 +110,8 @@ def trained(
     steps,
     **options,
 ):
-    """Weights after some steps of plain gradient descent from those of ``captioner``, which stays
-    as it is.
+    """Weights after some steps of plain gradient descent from those of ``captioner``,
+    which stays as it is.
     """
     captioner = copy.deepcopy(captioner)
     task = scst_task(captioner, **options)
@@ -160,8 +160,8 @@ def test_one_update_of_the_clipped_surrogate_is_reinforce_to_the_bit(
 
 
 def test_a_second_update_weighs_the_same_samples_by_their_ratio(captioner, batches):
-    """By hand: samples and old log-probabilities of the first weights, then two gradients of the
-    surrogate.
+    """By hand: samples and old log-probabilities of the first weights, then two
+    gradients of the surrogate.
     """
     found = trained(
         captioner,
@@ -345,8 +345,8 @@ def naive_loss(
     batch,
     step,
 ):
-    """REINFORCE with a leave-one-out baseline, KL (k2) and cross-entropy, one caption and one token
-    at a time.
+    """REINFORCE with a leave-one-out baseline, KL (k2) and cross-entropy, one caption
+    and one token at a time.
     """
     rollout = sample_captions(
         captioner, captioner.policy, batch, task.decoding, task.seed, step
@@ -460,8 +460,8 @@ def test_loss_and_gradient_equal_the_slow_obvious_way(
 
 
 def test_what_a_step_logs_of_the_policy_is_worked_by_hand(captioner, batches):
-    """KL(policy, start) by k3 and the entropy are means over the sampled tokens, at the sampling
-    temperature.
+    """KL(policy, start) by k3 and the entropy are means over the sampled tokens, at the
+    sampling temperature.
     """
     start = perturbed(captioner)
     for parameter in start.parameters():
@@ -512,8 +512,8 @@ def test_what_a_step_logs_of_the_policy_is_worked_by_hand(captioner, batches):
 
 
 def test_the_times_of_a_step_are_those_of_its_stages(captioner, batches, monkeypatch):
-    """The clock shows 1 at the start, 2 after sampling, 4 after scoring, 8 after the first update,
-    then 16 and 32.
+    """The clock shows 1 at the start, 2 after sampling, 4 after scoring, 8 after the
+    first update, then 16 and 32.
     """
     clock = SimpleNamespace(
         perf_counter=iter([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]).__next__

@@ -50,8 +50,8 @@ L = 6
 FAST = ("qwen2_5_vl", "paligemma", "git", "blip2")
 NAMES = ["image-0", "image-1", "image-2"]
 CAPTION_TYPES = {"paligemma": 1}
-"""``model_type`` -> ``token_type_ids`` of captions in a pass over prompt and caption, where they
-are not 0.
+"""``model_type`` -> ``token_type_ids`` of captions in a pass over prompt and caption,
+where they are not 0.
 """
 IDS = token_ids("15 16 17 18", "15 16 19 19", "15 16 17 18", "15 16 10 10")
 
@@ -64,8 +64,8 @@ IDS = token_ids("15 16 17 18", "15 16 19 19", "15 16 17 18", "15 16 10 10")
     ],
 )
 def case(request, tmp_path_factory):
-    """A captioner; inputs of images of different sizes, two of them with prompts of their own; and
-    of each alone.
+    """A captioner; inputs of images of different sizes, two of them with prompts of
+    their own; and of each alone.
     """
     return loaded(request.param, tmp_path_factory)
 
@@ -99,8 +99,8 @@ def apart(one, other):
 
 
 def whole_logits(captioner, alone, ids, caption_type=None):
-    """Transformers' own forward pass over one prompt and a caption, without cache or positions:
-    logits [T, V] from which the tokens are drawn, and those after the last.
+    """Transformers' own forward pass over one prompt and a caption, without cache or
+    positions: logits [T, V] from which the tokens are drawn, and those after the last.
     """
     if caption_type is None:
         caption_type = CAPTION_TYPES.get(captioner.family.name, 0)
@@ -491,8 +491,8 @@ def test_a_step_is_the_same_in_micro_batches(qwen):
 
 
 def frozen_vlm(captioner, **options):
-    """The model of ``captioner`` with only its text trained, and a list to which every pass of its
-    tower is added.
+    """The model of ``captioner`` with only its text trained, and a list to which every
+    pass of its tower is added.
     """
     frozen = load_captioner(
         captioner.name, **{"cache_bytes": 2**20, "prompt": "a photo of", **options}
@@ -506,8 +506,8 @@ def frozen_vlm(captioner, **options):
 
 
 def scored(captioner, rows):
-    """Logits and gradients of a step on rows, through the passes of self-critical training and of
-    cross-entropy.
+    """Logits and gradients of a step on rows, through the passes of self-critical
+    training and of cross-entropy.
     """
     states = captioner.image_states(captioner.policy, captioner.preprocess(rows))
     logits = logits_of(captioner, states, IDS)

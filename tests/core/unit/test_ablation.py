@@ -1,5 +1,5 @@
-"""The parts of an ablation: cells from a configuration, trainings in parallel, tables, and what is
-refused.
+"""The parts of an ablation: cells from a configuration, trainings in parallel, tables,
+and what is refused.
 """
 
 import os

@@ -1,5 +1,5 @@
-"""BERTScore on tiny random models: the greedy matching by hand, the tokenisers, and what is
-refused.
+"""BERTScore on tiny random models: the greedy matching by hand, the tokenisers, and
+what is refused.
 """
 
 import importlib
@@ -37,8 +37,8 @@ def bert(tmp_path_factory):
 
 
 def by_hand(folder, layers, caption, reference):
-    """Zhang et al. 2020, section 3: each token's best cosine on the other side; [CLS] and [SEP] may
-    be matched only.
+    """Zhang et al. 2020, section 3: each token's best cosine on the other side; [CLS]
+    and [SEP] may be matched only.
     """
     from transformers import BertModel
 

@@ -1,5 +1,5 @@
-"""A run's folder: checkpoints that are atomic, pruned, verified and never a way to run code; where a
-run resumes, and what counts as another configuration.
+"""A run's folder: checkpoints that are atomic, pruned, verified and never a way to run
+code; where a run resumes, and what counts as another configuration.
 """
 
 import math

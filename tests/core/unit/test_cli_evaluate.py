@@ -1,5 +1,5 @@
-"""The evaluation program: which images it takes, rewards as metrics, what it imports, refuses and
-says.
+"""The evaluation program: which images it takes, rewards as metrics, what it imports,
+refuses and says.
 """
 
 import hashlib
@@ -155,8 +155,8 @@ OWN = {
 
 @pytest.fixture
 def folder(tmp_path):
-    """Four images of a test split, captions of three of them, a file of references, a captioner and
-    a student.
+    """Four images of a test split, captions of three of them, a file of references, a
+    captioner and a student.
     """
     rows = tiny_rows()
     with (tmp_path / "data.jsonl").open("w") as file:

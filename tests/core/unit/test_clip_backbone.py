@@ -1,5 +1,5 @@
-"""Frozen dual encoders: loading, preprocessing, text cutting, fingerprints, and the cache of image
-embeddings.
+"""Frozen dual encoders: loading, preprocessing, text cutting, fingerprints, and the
+cache of image embeddings.
 """
 
 import json

@@ -60,8 +60,8 @@ def test_a_stretched_tower_reads_long_captions_and_short_ones_as_before(custom):
 
 
 def released(model):
-    """The state that Long-CLIP's code would save: two tables, the unread rows of each full of other
-    numbers.
+    """The state that Long-CLIP's code would save: two tables, the unread rows of each
+    full of other numbers.
     """
     state = dict(model.state_dict())
     table = state["positional_embedding"]

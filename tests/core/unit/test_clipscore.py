@@ -1,5 +1,5 @@
-"""CLIPScore, RefCLIPScore and the same under a student: against a plain recomputation, and as
-rewards.
+"""CLIPScore, RefCLIPScore and the same under a student: against a plain recomputation,
+and as rewards.
 """
 
 import json
@@ -57,8 +57,8 @@ def columns(tmp_path):
 
 @torch.no_grad()
 def recomputed(model, prefix):
-    """Score CAPTIONS one by one with the model's own functions: CLIPScore, and RefCLIPScore as in
-    the paper.
+    """Score CAPTIONS one by one with the model's own functions: CLIPScore, and
+    RefCLIPScore as in the paper.
     """
     transform = open_clip.image_transform(32, is_train=False)
     images = [noise_image(1), noise_image(2), Drawn(90).render()]
@@ -188,8 +188,8 @@ def test_bad_rows_are_named(backbone, columns, column, values, message):
     ],
 )
 def test_released_examples_under_released_weights(metric, file, plain, with_references):
-    """Means in the READMEs of CLIPScore (half precision on a GPU; float32 gives .8585 first) and
-    aimagelab/pacscore, for the released folder ``example``.
+    """Means in the READMEs of CLIPScore (half precision on a GPU; float32 gives .8585
+    first) and aimagelab/pacscore, for the released folder ``example``.
     """
     example = os.environ.get(f"RL_CAPTION_{metric}_EXAMPLE")
     weights = os.environ.get(f"RL_CAPTION_{metric}_WEIGHTS", "openai")

@@ -1,5 +1,5 @@
-"""The interfaces of pycocoevalcap and torchmetrics: the calls and, to the last bit, the results of
-the originals.
+"""The interfaces of pycocoevalcap and torchmetrics: the calls and, to the last bit, the
+results of the originals.
 """
 
 import pickle

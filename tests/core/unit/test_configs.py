@@ -1,5 +1,5 @@
-"""Every configuration that is shipped is understood by its program, and none of them hides a
-misspelt key.
+"""Every configuration that is shipped is understood by its program, and none of them
+hides a misspelt key.
 """
 
 from functools import cache
@@ -113,8 +113,8 @@ def test_recipes_are_listed_with_their_commands_and_shown(capsys):
 
 
 def test_coco_is_evaluated_as_in_the_literature():
-    """self-critical.pytorch compares beams by the sum of their log-probabilities, 5 of them and 20
-    words.
+    """self-critical.pytorch compares beams by the sum of their log-probabilities, 5 of
+    them and 20 words.
     """
     found = parsed("configs/coco_evaluate.yaml").decode
     beams = (found.num_beams, found.length_penalty, found.max_new_tokens)

@@ -1,5 +1,5 @@
-"""Checks before training: every kind of problem, its count, its first offenders, and what is left
-without it.
+"""Checks before training: every kind of problem, its count, its first offenders, and
+what is left without it.
 """
 
 import json

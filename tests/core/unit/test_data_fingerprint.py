@@ -1,5 +1,5 @@
-"""Whether data are those that a program began with: each thing that may change, and a copy of the
-folder.
+"""Whether data are those that a program began with: each thing that may change, and a
+copy of the folder.
 """
 
 import os
@@ -13,8 +13,8 @@ from rl_caption.data.fingerprint import changes, fingerprint
 
 
 def rows_in(folder):
-    """Two rows of images, features, generated images and a video, whose files are made where they
-    are missing.
+    """Two rows of images, features, generated images and a video, whose files are made
+    where they are missing.
     """
     (folder / "clip").mkdir(exist_ok=True, parents=True)
     names = ["a.png", "b.png", "a.npy", "b.npy", "p.png", "clip/0.png", "clip/1.png"]

@@ -1,5 +1,5 @@
-"""Data sets of the hub, Parquet files and published layouts, each made small here: rows, splits,
-errors.
+"""Data sets of the hub, Parquet files and published layouts, each made small here:
+rows, splits, errors.
 """
 
 import io

@@ -1,5 +1,5 @@
-"""Detail units: what they concatenate to, where they may not be cut, and the grammar and rules case
-by case.
+"""Detail units: what they concatenate to, where they may not be cut, and the grammar
+and rules case by case.
 """
 
 import pytest

@@ -1,5 +1,5 @@
-"""The pages: their links lead somewhere, and their commands are understood by the programs that
-they name.
+"""The pages: their links lead somewhere, and their commands are understood by the
+programs that they name.
 
 Some are run by ``tests/core/integration/test_docs_commands.py``.
 """

@@ -1,5 +1,5 @@
-"""EMScore: greedy matching by hand, token embeddings against the models', weights of tokens,
-references, errors.
+"""EMScore: greedy matching by hand, token embeddings against the models', weights of
+tokens, references, errors.
 """
 
 import math

@@ -1,5 +1,5 @@
-"""Features from a frozen encoder: equal to its output on each photo, resumed, refused, and read
-back by the data.
+"""Features from a frozen encoder: equal to its output on each photo, resumed, refused,
+and read back by the data.
 """
 
 import os
@@ -28,8 +28,8 @@ COUNT = 5
 
 @pytest.fixture
 def dataset(tmp_path):
-    """A Karpathy JSON of five photos of several sizes and modes, in ``images``, with ids that are
-    not their names.
+    """A Karpathy JSON of five photos of several sizes and modes, in ``images``, with
+    ids that are not their names.
     """
     folder = tmp_path / "data"
     (folder / "images").mkdir(parents=True)

@@ -1,5 +1,5 @@
-"""Engines and precision: what is refused before anything starts, and what is filled in for
-DeepSpeed.
+"""Engines and precision: what is refused before anything starts, and what is filled in
+for DeepSpeed.
 """
 
 from contextlib import suppress

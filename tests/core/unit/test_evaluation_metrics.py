@@ -122,8 +122,8 @@ def test_scores_equal_the_toolkits_classes(images):
 
 
 def test_a_no_break_space_within_a_token_does_not_split_it():
-    """As in the toolkit, whose ROUGE-L splits at spaces: three of four tokens are shared, not four
-    of five.
+    """As in the toolkit, whose ROUGE-L splits at spaces: three of four tokens are
+    shared, not four of five.
     """
     scores = metrics.rouge({"1": "a man at 10\xa01/2"}, {"1": ["a man at 10\xa0am"]})
     assert scores.values["ROUGE-L"] == (0.75, [0.75])

@@ -42,8 +42,8 @@ def test_best_of_k_by_hand():
     ],
 )
 def test_of_equally_similar_captions_the_first_is_the_choice_despite_rounding(order):
-    """All captions are to the others 0.1, 0.2 and 0.3, in another order; what each is to itself
-    does not count.
+    """All captions are to the others 0.1, 0.2 and 0.3, in another order; what each is
+    to itself does not count.
     """
     near = np.array(
         [

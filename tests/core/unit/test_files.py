@@ -1,5 +1,5 @@
-"""Files are written whole or not at all, and a failed write says which file it was and what is
-free.
+"""Files are written whole or not at all, and a failed write says which file it was and
+what is free.
 """
 
 import errno

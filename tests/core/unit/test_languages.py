@@ -1,5 +1,5 @@
-"""Captions in Chinese, Japanese, German, Hindi and Arabic: tokens, rewards, training and
-evaluation.
+"""Captions in Chinese, Japanese, German, Hindi and Arabic: tokens, rewards, training
+and evaluation.
 """
 
 import unicodedata

@@ -104,8 +104,8 @@ LAYERS = [
     {"data"},
     {"runtime"},
 ]
-"""The parts of ``rl_caption`` from top to bottom (docs/design.md): a part imports from those below
-it only.
+"""The parts of ``rl_caption`` from top to bottom (docs/design.md): a part imports from
+those below it only.
 """
 
 

@@ -1,5 +1,5 @@
-"""The loop alone, around a task with one parameter: clipping, schedule, validation, patience,
-refusing NaN.
+"""The loop alone, around a task with one parameter: clipping, schedule, validation,
+patience, refusing NaN.
 """
 
 import math
@@ -62,8 +62,8 @@ OF_RUN = {"save_every", "log_every", "log_samples"}
 
 
 class Training:
-    """Plain SGD on four weights; validation returns ``scores`` in turn; ``factors`` are those of
-    the learning rate.
+    """Plain SGD on four weights; validation returns ``scores`` in turn; ``factors`` are
+    those of the learning rate.
     """
 
     def __init__(
@@ -337,8 +337,8 @@ def test_the_schedule_is_followed_and_logged(tmp_path):
 
 
 def test_a_step_may_have_several_updates(tmp_path):
-    """The learning rate is the step's; what is logged is the mean over its updates; no gradient is
-    left over.
+    """The learning rate is the step's; what is logged is the mean over its updates; no
+    gradient is left over.
     """
     training = Training(tmp_path, max_steps=2, grad_clip_norm=None, factors=[1.0, 10.0])
 
@@ -432,8 +432,8 @@ def test_epochs_are_passes_over_all_images(tmp_path, images, steps, half, valida
 
 
 def fp16_training(folder, slopes, **options):
-    """``Training`` with a loss scale of 8 at first; the gradient of step n, unscaled, is
-    ``slopes[n]``.
+    """``Training`` with a loss scale of 8 at first; the gradient of step n, unscaled,
+    is ``slopes[n]``.
     """
     training = Training(folder, grad_clip_norm=None, **options)
     task, accelerator = training.task, training.run.accelerator
@@ -461,8 +461,8 @@ def plain_again():
 
 
 def test_fp16_skips_a_step_that_overflows_and_goes_on(tmp_path, plain_again):
-    """The step counts, in the schedule too; weights and the next logged norm are those of the
-    unscaled gradient.
+    """The step counts, in the schedule too; weights and the next logged norm are those
+    of the unscaled gradient.
     """
     slopes, factors = [1.0, math.inf, math.nan, 2.0], [1.0, 10.0, 100.0, 1000.0]
     training = fp16_training(tmp_path, slopes, factors=factors)

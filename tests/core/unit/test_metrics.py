@@ -32,8 +32,8 @@ def test_parts_of_unequal_size_count_by_element():
 
 
 def test_what_is_logged_of_a_rollout_is_worked_by_hand():
-    """Two images, two samples each; one ends with EOS at the length limit of 4, one is cut off
-    there.
+    """Two images, two samples each; one ends with EOS at the length limit of 4, one is
+    cut off there.
     """
     lengths = torch.tensor([[3, 1], [4, 4]])
     rollout = Rollout(

@@ -1,5 +1,5 @@
-"""The rule of the alarm, its judges, and the monitor: each sign alone, none at the start, none for
-honest changes.
+"""The rule of the alarm, its judges, and the monitor: each sign alone, none at the
+start, none for honest changes.
 """
 
 import math

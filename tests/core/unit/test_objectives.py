@@ -255,8 +255,8 @@ def test_dico_by_hand():
 
 @pytest.mark.parametrize(("name", "expected"), STRUCTURED.items())
 def test_structured_losses_by_hand(name, expected):
-    """Gaps 0, 1.2, 0.5, 0.1; scores ln 0.24, ln 0.2, ln 0.36, ln 0.12, together 0.92 and not 1,
-    spread over captions of other lengths.
+    """Gaps 0, 1.2, 0.5, 0.1; scores ln 0.24, ln 0.2, ln 0.36, ln 0.12, together 0.92
+    and not 1, spread over captions of other lengths.
     """
     lengths = torch.tensor([[3, 1, 2, 2]])
     mask = torch.arange(3) < lengths.unsqueeze(-1)

@@ -1,5 +1,5 @@
-"""PAC-S and RefPAC-S, and checkpoints in the form of the released ones, against updates added by
-hand in open_clip.
+"""PAC-S and RefPAC-S, and checkpoints in the form of the released ones, against updates
+added by hand in open_clip.
 """
 
 import open_clip
@@ -52,8 +52,8 @@ def backbone_of(state, path, tag=OPENAI):
 
 
 class ByHand:
-    """open_clip's model in float64 with W + 0.25 B A in place of W wherever a state has factors A
-    and B.
+    """open_clip's model in float64 with W + 0.25 B A in place of W wherever a state has
+    factors A and B.
     """
 
     def __init__(self, state, tag=OPENAI):
@@ -163,8 +163,8 @@ def test_a_checkpoint_is_never_replaced_by_other_weights(
 
 
 def test_released_files_are_known_by_name_to_every_score(folder, monkeypatch):
-    """The architecture alone would run it with GELU and CLIP's mean: other numbers, and nothing
-    would say so.
+    """The architecture alone would run it with GELU and CLIP's mean: other numbers, and
+    nothing would say so.
     """
     for architecture, tag in RELEASED.values():
         assert open_clip.get_pretrained_cfg(architecture, tag)

@@ -1,5 +1,5 @@
-"""Encoders by name: their grids, pixels and states are those of their libraries; which weights are
-open.
+"""Encoders by name: their grids, pixels and states are those of their libraries; which
+weights are open.
 """
 
 import re
@@ -247,8 +247,8 @@ def test_the_last_blocks_are_open_and_what_follows(tmp_path):
 
 @pytest.mark.parametrize(("kind", "blocks"), [("dino", None), ("clip", 1)])
 def test_what_the_output_does_not_depend_on_stays_frozen(tmp_path, kind, blocks):
-    """DINOv2's mask token, and the norm of CLIP's pooled state: several processes would wait for
-    their gradients.
+    """DINOv2's mask token, and the norm of CLIP's pooled state: several processes would
+    wait for their gradients.
     """
     name = f"transformers:{tmp_path}"
     if kind == "dino":

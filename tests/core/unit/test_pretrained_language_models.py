@@ -1,5 +1,5 @@
-"""Decoder language models as text encoders: what a token sees with some blocks bidirectional,
-pooling, gradients.
+"""Decoder language models as text encoders: what a token sees with some blocks
+bidirectional, pooling, gradients.
 """
 
 import pytest

@@ -1,5 +1,5 @@
-"""RandAugment: each operation is torchvision's, all of them are drawn, and a view depends on its
-arguments alone.
+"""RandAugment: each operation is torchvision's, all of them are drawn, and a view
+depends on its arguments alone.
 """
 
 from collections import Counter

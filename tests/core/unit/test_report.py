@@ -1,5 +1,5 @@
-"""Reports: numbers are those of the files, whatever a user wrote is text, and what is missing is
-said.
+"""Reports: numbers are those of the files, whatever a user wrote is text, and what is
+missing is said.
 """
 
 import math
@@ -48,8 +48,8 @@ class Seen(HTMLParser):
 
 
 def card_of(card):
-    """A card of the gallery: its id, picture, references, captions by system, and scores in the
-    order of the page.
+    """A card of the gallery: its id, picture, references, captions by system, and
+    scores in the order of the page.
     """
 
     def texts(pattern):

@@ -1,5 +1,5 @@
-"""What embedding models read: captions chosen, token ids, pixels, random views, triplets, generated
-positives.
+"""What embedding models read: captions chosen, token ids, pixels, random views,
+triplets, generated positives.
 """
 
 from functools import partial

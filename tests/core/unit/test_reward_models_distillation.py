@@ -1,5 +1,5 @@
-"""L-CLIP's distillation: towers and models saved, loaded, joined, refused; the teacher's patches
-and embeddings.
+"""L-CLIP's distillation: towers and models saved, loaded, joined, refused; the
+teacher's patches and embeddings.
 """
 
 import pytest

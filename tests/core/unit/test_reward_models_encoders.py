@@ -1,5 +1,5 @@
-"""open_clip models that are trained: built, loaded, stretched, tuned in parts, and exported as
-rewards.
+"""open_clip models that are trained: built, loaded, stretched, tuned in parts, and
+exported as rewards.
 """
 
 import copy
@@ -54,8 +54,8 @@ def clip(tmp_path_factory):
 
 
 def as_archive(clip, path):
-    """Save the weights as OpenAI released theirs: a TorchScript archive, whose activation its
-    loader knows.
+    """Save the weights as OpenAI released theirs: a TorchScript archive, whose
+    activation its loader knows.
     """
     holder = nn.Module()
     for name, value in clip.state_dict().items():

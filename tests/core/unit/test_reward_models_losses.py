@@ -28,8 +28,8 @@ def cosines(a, b):
 
 
 def slow_nce(logits, smoothing=0.0, symmetric=True, false=None):
-    """Mean cross-entropy of picking the diagonal of scaled [image][text] similarities, row by row;
-    ``false`` are an image's similarities to texts of no image.
+    """Mean cross-entropy of picking the diagonal of scaled [image][text] similarities,
+    row by row; ``false`` are an image's similarities to texts of no image.
     """
     count = len(logits)
     total = 0.0
@@ -91,8 +91,8 @@ def test_similarity_regulator_punishes_what_is_below_on_and_above_off_the_diagon
 
 
 def test_false_negatives_are_left_out_of_the_softmax():
-    """In both terms, and among hard negatives, one of which is word for word the caption of rows 0
-    and 3.
+    """In both terms, and among hard negatives, one of which is word for word the
+    caption of rows 0 and 3.
     """
     names = ("image", "text", "text_short", "text_false0")
     given = {name: rows(4, 5, seed) for seed, name in enumerate(names)}
@@ -198,8 +198,8 @@ def directions(*degrees):
 
 
 def test_the_loss_of_pac_s_by_hand():
-    """Three pairs at right angles or opposite, so that every cosine is 1, 0 or -1; scale ln 2, so
-    that e^s is 2.
+    """Three pairs at right angles or opposite, so that every cosine is 1, 0 or -1;
+    scale ln 2, so that e^s is 2.
     """
     images = texts = directions(0, 90, 180)
     # Rows 0 and 2 see cosines 1, 0, -1: 2 / (2 + 1 + 1/2) = 4/7. Row 1 sees 1, 0, 0: 2/4. Both

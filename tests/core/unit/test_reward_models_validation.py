@@ -1,5 +1,5 @@
-"""Validation of embedding models: what is embedded, what is kept, triplets in order, embeddings
-that are not finite.
+"""Validation of embedding models: what is embedded, what is kept, triplets in order,
+embeddings that are not finite.
 """
 
 from collections import Counter
@@ -26,8 +26,8 @@ TOKENS = Texts(ClipText(SimpleTokenizer(), 8), 8, trims=False)
 
 
 class Network(nn.Module):
-    """Embeds an image by its colour and a caption by its ids, and counts what it embeds; with a
-    ``scale`` if given.
+    """Embeds an image by its colour and a caption by its ids, and counts what it
+    embeds; with a ``scale`` if given.
     """
 
     def __init__(self, scale=None):
@@ -54,8 +54,8 @@ def rows():
 
 
 class ByLength(nn.Module):
-    """Embeds images at 0 degrees, and a caption at 10 degrees for each of its tokens, or 5 where it
-    says "true".
+    """Embeds images at 0 degrees, and a caption at 10 degrees for each of its tokens,
+    or 5 where it says "true".
     """
 
     def forward(self, inputs):
@@ -129,8 +129,8 @@ def test_validation_counts_triplets_in_order():
 
 @torch.no_grad()
 def test_the_loss_of_a_split_is_that_of_its_whole_batches():
-    """Five rows in batches of two: the loss of rows 0 and 1, and of 2 and 3, however the forward
-    pass is split.
+    """Five rows in batches of two: the loss of rows 0 and 1, and of 2 and 3, however
+    the forward pass is split.
     """
     pixels = PixelCache(Preprocessing(32, (0.5,) * 3, (0.5,) * 3))
     texts = ["a dog", "one cat", "two cats", "a bird", "no fish"]

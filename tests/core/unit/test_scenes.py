@@ -35,8 +35,8 @@ def digest(values):
 
 
 def test_scenes_and_captions_stay_what_they_were():
-    """Pins the world itself: results recorded with one version must be about the scenes of the
-    next.
+    """Pins the world itself: results recorded with one version must be about the scenes
+    of the next.
     """
     assert digest(SCENES) == "689a5c1ff0da6b38"
     rows = [[*DATA.split(split)[:20]] for split in DATA.splits]

@@ -13,8 +13,8 @@ from tests.clip_for_tests import ARCHITECTURE, noise_image, tiny_checkpoint
 
 
 class Angles:
-    """An encoder whose images lie at 0 degrees and whose captions at the number that they begin
-    with.
+    """An encoder whose images lie at 0 degrees and whose captions at the number that
+    they begin with.
     """
 
     fingerprint, signature, context_length = "angles", "angles", 8
@@ -56,8 +56,8 @@ def test_published_values_are_of_the_shifted_scale():
 
 
 def test_released_weights_are_shifted(tmp_path):
-    """Their cosines are often negative: clipped, the three captions would score 0 all alike. They
-    have OpenAI's keys and a second table of positions.
+    """Their cosines are often negative: clipped, the three captions would score 0 all
+    alike. They have OpenAI's keys and a second table of positions.
     """
     plain = tiny_checkpoint(tmp_path)
     released = str(tmp_path / "spec.pt")

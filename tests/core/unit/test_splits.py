@@ -1,5 +1,5 @@
-"""Splits of rows: no row of a data set is lost because its split is written in another way, or in a
-column.
+"""Splits of rows: no row of a data set is lost because its split is written in another
+way, or in a column.
 """
 
 import pickle

@@ -1,5 +1,5 @@
-"""The L-CLIP student: sizes, layers against a slow version in numpy, padding, the released keys,
-saving.
+"""The L-CLIP student: sizes, layers against a slow version in numpy, padding, the
+released keys, saving.
 """
 
 import json

@@ -1,5 +1,5 @@
-"""CPU threads: the user's number, else that of the granted cores; set, with how they wait, before
-torch is loaded.
+"""CPU threads: the user's number, else that of the granted cores; set, with how they
+wait, before torch is loaded.
 """
 
 import os
@@ -77,8 +77,8 @@ SCRIPT = [str(REPOSITORY / "scripts/score.py"), *SCORE[1:]]
 
 
 def threads_of(command, folder, **variables):
-    """Start a program that scores with a reward; OMP_NUM_THREADS and torch's number of threads in
-    each of its processes, and the spin counts that libgomp said it read.
+    """Start a program that scores with a reward; OMP_NUM_THREADS and torch's number of
+    threads in each of its processes, and the spin counts that libgomp said it read.
     """
     (folder / "threads_probe.py").write_text(PROBE)
     (folder / "captions.json").write_text('[{"image_id": "1", "caption": "a dog"}]')

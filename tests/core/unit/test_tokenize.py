@@ -54,8 +54,8 @@ GAPS = [" ", " ", " ", "", "", "\t", "\xa0", "-", "/", ", ", ". "]
 
 
 def odd_strings(count, seed=0):
-    """Strings of up to seven pieces: words, entities, abbreviations, numbers, clitics, addresses,
-    signs.
+    """Strings of up to seven pieces: words, entities, abbreviations, numbers, clitics,
+    addresses, signs.
     """
     draw = random.Random(seed)
     heads = "dog it they I ca wo Y O d rock man is A B M AT R Q".split()  # noqa: SIM905
@@ -191,8 +191,8 @@ def test_ends_of_lines_equal_the_live_toolkit():
 
 @needs_java
 def test_odd_captions_equal_the_live_toolkit():
-    """Entities, abbreviations, numbers, currencies, clitics, quotes, addresses, markup, emoji,
-    accents, nothing.
+    """Entities, abbreviations, numbers, currencies, clitics, quotes, addresses, markup,
+    emoji, accents, nothing.
     """
     captions = odd_strings(10_000)
     tested = [caption for caption in captions if is_tested(caption)]

@@ -1,7 +1,7 @@
 """The torchvision remedy: acts on the one failure it is for, and on nothing else.
 
-The script runs in environments with stand-ins for torch and torchvision, so these tests mean the
-same with every torch build.
+The script runs in environments with stand-ins for torch and torchvision, so these tests
+mean the same with every torch build.
 """
 
 import os
@@ -42,8 +42,8 @@ OTHER = "raise RuntimeError('different CUDA major versions')"
 
 
 def environment_with(extension, folder):
-    """Python and site-packages of a new environment, in which ``extension`` loads torchvision's
-    library or not.
+    """Python and site-packages of a new environment, in which ``extension`` loads
+    torchvision's library or not.
     """
     venv.create(folder, symlinks=True)
     site = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))

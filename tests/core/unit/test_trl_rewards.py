@@ -1,5 +1,5 @@
-"""Every registered reward is a TRL reward function as it stands: a step of both trainers with all
-of them.
+"""Every registered reward is a TRL reward function as it stands: a step of both
+trainers with all of them.
 """
 
 import pytest

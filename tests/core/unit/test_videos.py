@@ -1,5 +1,5 @@
-"""Videos as data: folders of frames, animated images and video files; sampling, errors, checks,
-cache keys.
+"""Videos as data: folders of frames, animated images and video files; sampling, errors,
+checks, cache keys.
 """
 
 import pickle

@@ -1,5 +1,5 @@
-"""Curation: measures by hand, selection, runs that go on where they were stopped, kept rows that
-training reads.
+"""Curation: measures by hand, selection, runs that go on where they were stopped, kept
+rows that training reads.
 """
 
 import json
@@ -74,8 +74,8 @@ def kept(out):
 
 
 def test_rules_duplicates_and_scores_in_their_order(tmp_path):
-    """Dropped: "A Dog" (2 words), the second of the pair, the shortest of the three left, and one of
-    45 characters.
+    """Dropped: "A Dog" (2 words), the second of the pair, the shortest of the three
+    left, and one of 45 characters.
     """
     path, out = write(tmp_path), tmp_path / "out"
     rules = {"words": [3, None], "characters": [None, 99]}

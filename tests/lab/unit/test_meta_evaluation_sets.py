@@ -1,5 +1,5 @@
-"""Sets of human judgements: files of the published formats, counts, and the real sets where they
-are.
+"""Sets of human judgements: files of the published formats, counts, and the real sets
+where they are.
 """
 
 import json
@@ -120,8 +120,8 @@ def test_sugarcrepe_pp(tmp_path):
 
 @pytest.mark.parametrize("core", [b"numpy._core", b"numpy.core"])
 def test_vatex_eval(tmp_path, core):
-    """Of the release of EMScore (ShiYaya/emscore, 426e424); NumPy 1 wrote another name of its
-    module.
+    """Of the release of EMScore (ShiYaya/emscore, 426e424); NumPy 1 wrote another name
+    of its module.
     """
     BUILDERS["vatex_eval"](tmp_path)
     for file in tmp_path.glob("*.pkl"):

@@ -1,5 +1,5 @@
-"""Recaptioning and positives: rows that keep what they had, parts that go on, descriptions,
-drawings, a tiny VLM.
+"""Recaptioning and positives: rows that keep what they had, parts that go on,
+descriptions, drawings, a tiny VLM.
 """
 
 from functools import partial

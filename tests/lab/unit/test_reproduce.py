@@ -1,5 +1,5 @@
-"""reproduce: the published tables against the papers' own sums, and tables that are measured on
-tiny data.
+"""reproduce: the published tables against the papers' own sums, and tables that are
+measured on tiny data.
 """
 
 from collections import defaultdict

@@ -23,8 +23,8 @@ INTERVALS = {
 
 @pytest.fixture
 def trained(tmp_path):
-    """A finished run that chose step 10 of 20 and had an alarm at 20, with a captioner from
-    scratch.
+    """A finished run that chose step 10 of 20 and had an alarm at 20, with a captioner
+    from scratch.
     """
     reward = {"terms": {"cider": {"weight": 0.5}, "ref_clipscore": {"weight": 0.5}}}
     model = {"init": "/home/somebody/runs/start"}

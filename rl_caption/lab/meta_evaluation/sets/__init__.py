@@ -1,7 +1,7 @@
 """Public sets of human judgements of captions, read from the files in which they are published.
 
-A set is one function ``(files, ...) -> [JudgementSet]`` in ``SETS``. A file that is missing, wrong
-or incomplete is a ``DataError`` that names it.
+A set is one function ``(files, ...) -> [JudgementSet]`` in ``SETS``. A file that is
+missing, wrong or incomplete is a ``DataError`` that names it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,11 +50,12 @@ def load(
     partial: bool = False,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Sequence[JudgementSet]:
-    """Read the set ``name`` of ``SETS``, in one part or several; ``kwargs`` is what else it takes,
-    such as ``aspect``.
+    """Read the set ``name`` of ``SETS``, in one part or several; ``kwargs`` is what
+    else it takes, such as ``aspect``.
 
-    ``folder`` has its files (None: the current one), ``images`` its photos (None looks below
-    ``folder``), and ``partial`` accepts other numbers of judgements than the published ones.
+    ``folder`` has its files (None: the current one), ``images`` its photos (None looks
+    below ``folder``), and ``partial`` accepts other numbers of judgements than the
+    published ones.
 
     Raises:
         ConfigError: an argument that the set does not take.

@@ -16,16 +16,16 @@ READING = (LookupError, TypeError, ValueError, AttributeError)
 """What Python raises for a row that is not as expected."""
 Image = ImageSource | Frames
 Order = Mapping[str, Sequence[tuple[int, int]]]
-"""Figure -> pairs (i, j): the i-th score must be above the j-th, in all pairs of a row that is
-right.
+"""Figure -> pairs (i, j): the i-th score must be above the j-th, in all pairs of a row
+that is right.
 """
 
 
 class Judged(NamedTuple):
     """Captions of one image and what people say of them: a row of a set of judgements.
 
-    A rated set has one caption a row, with its ``rating``. Other sets have K captions a row, whose
-    scores must be in order.
+    A rated set has one caption a row, with its ``rating``. Other sets have K captions a
+    row, whose scores must be in order.
     """
 
     image_id: str
@@ -65,8 +65,8 @@ class JudgementSet(NamedTuple):
     above: Order = {"": [(0, 1)]}
     """Of the scores of the K captions of a row."""
     texts_above: Order = {}
-    """Of the cosines of the pairs of captions (0, 1), (0, 2), ..., for metrics with a text
-    encoder.
+    """Of the cosines of the pairs of captions (0, 1), (0, 2), ..., for metrics with a
+    text encoder.
     """
     ties: Literal["wrong", "half"] = "wrong"
     """What equal scores count as; ``half`` is the expectation in a random order."""
@@ -163,8 +163,8 @@ class Files(NamedTuple):
     ) -> list[dict[str, str]]:
         """The rows of a table, "" where a row has too few fields.
 
-        ``columns`` are those of a file whose first line does not name them. With tabs quotation
-        marks are plain characters. A file that is not UTF-8 is Latin-1.
+        ``columns`` are those of a file whose first line does not name them. With tabs
+        quotation marks are plain characters. A file that is not UTF-8 is Latin-1.
         """
         content = self.require(name).read_bytes()
         try:

@@ -49,12 +49,13 @@ ARO = {
 def pascal50s(files: Files, seed: int = 0) -> list[JudgementSet]:
     """Read ``consensus_pascal.mat`` (votes) with ``pair_pascal.mat`` (images and kinds).
 
-    Vedantam, Zitnick and Parikh, "CIDEr", CVPR 2015: 48 people said which of two captions is more
-    similar to a reference. 1,000 pairs each of HC (both by people, both right), HI (both by people,
-    one of another image), HM (a person's and a system's), MM (two systems'). Metrics see 5 of the
-    48 references, and accuracies are averaged over 5 draws (CLIPScore, PAC-S), which ``seed``
-    draws. Where people are divided evenly, released code draws the better one at random; here the
-    pair counts one half, which is its expectation, and so does a pair with equal scores.
+    Vedantam, Zitnick and Parikh, "CIDEr", CVPR 2015: 48 people said which of two
+    captions is more similar to a reference. 1,000 pairs each of HC (both by people,
+    both right), HI (both by people, one of another image), HM (a person's and a
+    system's), MM (two systems'). Metrics see 5 of the 48 references, and accuracies are
+    averaged over 5 draws (CLIPScore, PAC-S), which ``seed`` draws. Where people are
+    divided evenly, released code draws the better one at random; here the pair counts
+    one half, which is its expectation, and so does a pair with equal scores.
     """
     content = _mat(files, "pair_pascal.mat")
     written = []
@@ -68,8 +69,8 @@ def pascal50s(files: Files, seed: int = 0) -> list[JudgementSet]:
 def abstract50s(files: Files, seed: int = 0) -> list[JudgementSet]:
     """Read ``consensus_abstract.mat`` with ``abstract_candsB.json`` (images).
 
-    Protocol as for ``pascal50s``, but the public files do not say which pairs are HC and which are
-    HI.
+    Protocol as for ``pascal50s``, but the public files do not say which pairs are HC
+    and which are HI.
     """
     written = []
     for candidate in files.json("abstract_candsB.json"):
@@ -88,8 +89,8 @@ def _consensus(
 ) -> list[JudgementSet]:
     """Read triplets (reference A, captions B and C, vote 1 or -1), 48 of each pair.
 
-    ``written`` has image, kind and captions of each pair, of another file. References are ``DRAWS``
-    draws of 5 of the 48.
+    ``written`` has image, kind and captions of each pair, of another file. References
+    are ``DRAWS`` draws of 5 of the 48.
     """
     triplets = _mat(files, votes)["triplets"]
     files.check_count("pairs", len(triplets) // VOTES, published)
@@ -151,14 +152,14 @@ def _mat(files: Files, name: str) -> Mapping[str, Any]:
 def foil(files: Files, held_out: bool = False) -> list[JudgementSet]:
     """Read ``foilv1.0_test_2017.json`` or ``foil-it.json``, and ``captions_val2014.json``.
 
-    FOIL 1.0 (Shekhar et al., ACL 2017): a caption of COCO, and one with a wrong noun. Of
-    ``foil-it.json`` (Parcalabescu et al., "VALSE", ACL 2022) those pairs are judged whose caption,
-    and not the foil, at least two of three people found to be right. References are the image's
-    other COCO captions, where their file is there: the first (``1 reference``) and all
-    (``4 references``; of some images five or six), as in the code of Polos (Wada et al., CVPR
-    2024). ``held_out`` leaves out images of Karpathy's training split
-    (``train`` and ``restval``), on which PAC-S was tuned, as its paper does; it reads
-    ``dataset_coco.json``.
+    FOIL 1.0 (Shekhar et al., ACL 2017): a caption of COCO, and one with a wrong noun.
+    Of ``foil-it.json`` (Parcalabescu et al., "VALSE", ACL 2022) those pairs are judged
+    whose caption, and not the foil, at least two of three people found to be right.
+    References are the image's other COCO captions, where their file is there: the first
+    (``1 reference``) and all (``4 references``; of some images five or six), as in the
+    code of Polos (Wada et al., CVPR 2024). ``held_out`` leaves out images of Karpathy's
+    training split (``train`` and ``restval``), on which PAC-S was tuned, as its paper
+    does; it reads ``dataset_coco.json``.
     """
     path = files.require("foilv1.0_test_2017.json", "foil-it.json")
     content = files.json(path.name)
@@ -204,8 +205,8 @@ def foil(files: Files, held_out: bool = False) -> list[JudgementSet]:
 def _with_other_captions(files: Files, rows: list[Judged]) -> list[Judged]:
     """Add, where COCO's annotations are there, the image's other captions as references.
 
-    Case, punctuation and spaces differ between the copies of COCO. ``DataError`` for an image
-    without another caption than the row's first.
+    Case, punctuation and spaces differ between the copies of COCO. ``DataError`` for an
+    image without another caption than the row's first.
     """
 
     name = "captions_val2014.json"
@@ -241,9 +242,9 @@ def sugarcrepe(files: Files) -> list[JudgementSet]:
 def sugarcrepe_pp(files: Files) -> list[JudgementSet]:
     """Read SugarCrepe++'s five files: two captions that are right and a hard negative.
 
-    Dumpala et al., NeurIPS 2024. ITT: both captions score higher than the negative. TOT, for
-    metrics with a text encoder: the cosine between the two captions is higher than that of either
-    with the negative. The summaries are means over the files.
+    Dumpala et al., NeurIPS 2024. ITT: both captions score higher than the negative.
+    TOT, for metrics with a text encoder: the cosine between the two captions is higher
+    than that of either with the negative. The summaries are means over the files.
     """
     keys = "caption", "caption2", "negative_caption"
     convention = (
@@ -291,9 +292,10 @@ class Region:
 def aro(files: Files, by_relation: bool = False) -> list[JudgementSet]:
     """Read the relations and the attributes of ARO, two sets without references.
 
-    Yuksekgonul et al., ICLR 2023. The image is cut to the box around the two things. Accuracies are
-    averaged over relations, without those of ``ARO_LEFT_OUT``, and over pairs of attributes that
-    occur at least 25 times. ``by_relation`` shows the accuracy of each, too.
+    Yuksekgonul et al., ICLR 2023. The image is cut to the box around the two things.
+    Accuracies are averaged over relations, without those of ``ARO_LEFT_OUT``, and over
+    pairs of attributes that occur at least 25 times. ``by_relation`` shows the accuracy
+    of each, too.
     """
     photos = files.image_folder("images", "VG_100K")
     parts = []
@@ -350,6 +352,6 @@ next to, walking through, with, working in, working on, worn on, wrapped around,
 ARO_LEFT_OUT = frozenset(
     name.strip() for name in _ARO_LEFT_OUT.replace("\n", " ").split(",")
 )
-"""157 names. Source: the published evaluation of ARO (Yuksekgonul et al., ICLR 2023), which removes
-them.
+"""157 names. Source: the published evaluation of ARO (Yuksekgonul et al., ICLR 2023),
+which removes them.
 """

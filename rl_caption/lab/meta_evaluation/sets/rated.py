@@ -40,12 +40,12 @@ IN_TEXT_ALONE = ("tau_b", "pearson", "spearman")
 
 
 def flickr8k_expert(files: Files) -> list[JudgementSet]:
-    """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``, or the ``flickr8k.json`` of
-    CLIPScore and PAC-S.
+    """Read ``ExpertAnnotations.txt`` with ``Flickr8k.token.txt``, or the
+    ``flickr8k.json`` of CLIPScore and PAC-S.
 
-    Hodosh, Young and Hockenmaier, JAIR 2013; protocol of CLIPScore (Hessel et al., EMNLP 2021):
-    three experts rate a pair of image and caption from 1 to 4, each rating is a judgement, and
-    captions among the image's references are left out.
+    Hodosh, Young and Hockenmaier, JAIR 2013; protocol of CLIPScore (Hessel et al.,
+    EMNLP 2021): three experts rate a pair of image and caption from 1 to 4, each rating
+    is a judgement, and captions among the image's references are left out.
     """
     rows = _flickr8k(files, "ExpertAnnotations.txt", "flickr8k.json", raters=3)
     kept = [row for row in rows if row.captions[0] not in row.references[0]]
@@ -69,8 +69,8 @@ def flickr8k_crowdflower(files: Files) -> list[JudgementSet]:
     """Read ``CrowdFlowerAnnotations.txt`` with ``Flickr8k.token.txt``, or
     ``crowdflower_flickr8k.json``.
 
-    Source as for ``flickr8k_expert``. The rating is the fraction of people who found that the
-    caption fits, and judged captions are taken out of the references.
+    Source as for ``flickr8k_expert``. The rating is the fraction of people who found
+    that the caption fits, and judged captions are taken out of the references.
     """
     made = "crowdflower_flickr8k.json"
     rows = _flickr8k(files, "CrowdFlowerAnnotations.txt", made, raters=1)
@@ -160,11 +160,11 @@ def composite(
 ) -> list[JudgementSet]:
     """Read ``8k_ASPECT.csv``, ``30k_ASPECT.csv`` and ``coco_ASPECT.csv``.
 
-    Aditya et al., "From Images to Sentences through Scene Description Graphs", 2015: captions of
-    Flickr8k, Flickr30k and COCO by people and by two systems, rated 1 to 5. Papers print
-    ``correctness``; ``throughness`` (so in the names of the files) is the other aspect. Papers
-    differ in how many captions they count: here all with a rating. ``photos`` judges those of one
-    data set alone.
+    Aditya et al., "From Images to Sentences through Scene Description Graphs", 2015:
+    captions of Flickr8k, Flickr30k and COCO by people and by two systems, rated 1 to 5.
+    Papers print ``correctness``; ``throughness`` (so in the names of the files) is the
+    other aspect. Papers differ in how many captions they count: here all with a rating.
+    ``photos`` judges those of one data set alone.
     """
     skipped: Counter[str] = Counter()
     rows: list[Judged] = []
@@ -214,13 +214,13 @@ def composite(
 def ratings(files: Files, within_images: bool = True) -> list[JudgementSet]:
     """Read any file of ratings, given by its path or as the only ``.jsonl`` file of a folder.
 
-    JSON lines, one rated caption each: ``image``, ``caption``, ``rating`` (a number), and
-    optionally ``references`` (a list of strings; in all lines or in none) and ``group`` (the
-    image, if absent). Several ratings of a caption are several lines. DeCapBench (five captions
-    of each image, one rating each) is written so.
+    JSON lines, one rated caption each: ``image``, ``caption``, ``rating`` (a number),
+    and optionally ``references`` (a list of strings; in all lines or in none) and
+    ``group`` (the image, if absent). Several ratings of a caption are several lines.
+    DeCapBench (five captions of each image, one rating each) is written so.
 
-    ``images`` is the folder that names of images are relative to, by default that of the file.
-    ``partial`` is of no effect.
+    ``images`` is the folder that names of images are relative to, by default that of
+    the file. ``partial`` is of no effect.
     """
     path = files.folder
     if path.is_dir():
@@ -258,9 +258,9 @@ def icc_captions(
 ) -> list[JudgementSet]:
     """Read ``caption_concreteness_annotations.csv``: captions of LAION that people rated 0 to 3.
 
-    Yanuka et al., "ICC", Findings of ACL 2024 (docs/papers.md). ``first`` takes the first so many
-    rows: the first 200 of the 500 give the paper's figures. The column ``icc_score`` are the scores
-    that the authors released. ``images`` is of no effect.
+    Yanuka et al., "ICC", Findings of ACL 2024 (docs/papers.md). ``first`` takes the
+    first so many rows: the first 200 of the 500 give the paper's figures. The column
+    ``icc_score`` are the scores that the authors released. ``images`` is of no effect.
     """
     table = files.table("caption_concreteness_annotations.csv")
     files.check_count("captions", len(table), 500)
@@ -284,10 +284,10 @@ def icc_captions(
 def icc_words(files: Files) -> list[JudgementSet]:
     """Read the concreteness ratings (1 to 5, means over people) of 39,954 words and expressions.
 
-    Brysbaert, Warriner and Kuperman, "Concreteness ratings for 40 thousand generally known English
-    word lemmas", Behavior Research Methods 2014. The 14,592 words whose ``Dom_Pos`` is ``Noun`` are
-    judged (the ICC paper has 14,562 nouns, and does not say which it left out). ``images`` is of no
-    effect.
+    Brysbaert, Warriner and Kuperman, "Concreteness ratings for 40 thousand generally
+    known English word lemmas", Behavior Research Methods 2014. The 14,592 words whose
+    ``Dom_Pos`` is ``Noun`` are judged (the ICC paper has 14,562 nouns, and does not say
+    which it left out). ``images`` is of no effect.
     """
     table = files.table("Concreteness_ratings_Brysbaert_et_al_BRM.txt", "\t")
     files.check_count("words", len(table), 39_954)

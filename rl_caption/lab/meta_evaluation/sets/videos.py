@@ -23,8 +23,8 @@ from rl_caption.lab.meta_evaluation.sets.base import (
 
 RATERS = 3
 OVERLAP = 0.4
-"""A reference counts if more than this fraction of its seconds are its sentence's, too. From the
-released code, whose comment says one half.
+"""A reference counts if more than this fraction of its seconds are its sentence's, too.
+From the released code, whose comment says one half.
 """
 _VIDEOS = ("", ".mp4", ".webm", ".mkv", ".avi", ".gif")
 _ARRAYS = {
@@ -39,8 +39,8 @@ _ARRAYS = {
 
 
 class _Arrays(pickle.Unpickler):
-    """Reads lists, texts, numbers and arrays of them; anything else in the file is an error, and is
-    not executed.
+    """Reads lists, texts, numbers and arrays of them; anything else in the file is an
+    error, and is not executed.
     """
 
     def find_class(self, module: str, name: str) -> Any:
@@ -54,15 +54,16 @@ class _Arrays(pickle.Unpickler):
 def vatex_eval(
     files: Files, references: int | None = None, num_frames: int = 10
 ) -> list[JudgementSet]:
-    """Read ``candidates_list.pkl``, ``gts_list.pkl``, ``human_scores.pkl`` and ``video_ids.pkl`` of
-    EMScore's release.
+    """Read ``candidates_list.pkl``, ``gts_list.pkl``, ``human_scores.pkl`` and
+    ``video_ids.pkl`` of EMScore's release.
 
-    Shi et al., CVPR 2022: 6 captions of each of 3,000 videos of VATEX, which 3 people rated from 1
-    to 5. Papers print the mean over the people of tau_b and of Spearman's correlation, so each
-    person is a part of the set. ``references`` is how many of a video's references metrics see, the
-    first ones; None is all of them (9). ``num_frames`` is how many frames of a video they see
-    (``data.num_frames``); it is a file ``images/ID.mp4`` or a folder ``images/ID`` of frames. The
-    released code rounds scores to 4 digits first; this does not.
+    Shi et al., CVPR 2022: 6 captions of each of 3,000 videos of VATEX, which 3 people
+    rated from 1 to 5. Papers print the mean over the people of tau_b and of Spearman's
+    correlation, so each person is a part of the set. ``references`` is how many of a
+    video's references metrics see, the first ones; None is all of them (9).
+    ``num_frames`` is how many frames of a video they see (``data.num_frames``); it is a
+    file ``images/ID.mp4`` or a folder ``images/ID`` of frames. The released code rounds
+    scores to 4 digits first; this does not.
     """
     lists = "candidates_list", "gts_list", "human_scores", "video_ids"
     captions, written, scores, ids = (_load_pickle(files, name) for name in lists)
@@ -106,12 +107,12 @@ def vatex_eval(
 def activitynet_foil(files: Files, num_frames: int = 10) -> list[JudgementSet]:
     """Read the four files of EMScore's release: sentences, foils, segments and references.
 
-    Shi et al., CVPR 2022: paragraphs of 1,900 videos of ActivityNet Entities, and the same with a
-    wrong noun. Sentences are scored against their segment of the video (``num_frames`` of it;
-    ``images/ID.mp4``, or a folder of frames) and against the sentences of the second file that
-    overlap with it; a paragraph's score is their mean. Sentences that are equal in both do not
-    matter to that, so the pairs here are those that differ; the sums over the pairs of a paragraph
-    are compared.
+    Shi et al., CVPR 2022: paragraphs of 1,900 videos of ActivityNet Entities, and the
+    same with a wrong noun. Sentences are scored against their segment of the video
+    (``num_frames`` of it; ``images/ID.mp4``, or a folder of frames) and against the
+    sentences of the second file that overlap with it; a paragraph's score is their
+    mean. Sentences that are equal in both do not matter to that, so the pairs here are
+    those that differ; the sums over the pairs of a paragraph are compared.
     """
     right, foiled = (
         files.json(f"final_{name}_video_sentences.json")["results"]

@@ -57,17 +57,6 @@ def test_bytes_that_are_allocated_at_the_same_time():
     assert peak.total == peak.held + 12_000
 
 
-def test_the_step_of_the_package_needs_least_memory(monkeypatch):
-    # As in large steps, log-probabilities are taken in blocks that are small compared with the
-    # logits.
-    sizes = {"words": 400, "images": 10, "samples": 3, "tokens": 4}
-    monkeypatch.setattr(scst_step, "TINY", scst_step.TINY | sizes)
-    monkeypatch.setattr("rl_caption.scst.objectives.CHUNK", 4 * 400)
-    rows = list(memory.measure(TIMING))
-    assert [row.baseline for row in rows] == ["generate twice", "prefix with gradient"]
-    assert all(row.ratio > 1 for row in rows)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("command", list(gpu.COMMANDS))
 def test_every_part_for_a_gpu_runs_in_a_rehearsal(command, tmp_path):

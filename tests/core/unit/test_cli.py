@@ -6,15 +6,13 @@ import sys
 
 import pytest
 
-from rl_caption import __version__
 from rl_caption.cli.configuration import (
     merged_values,
     parse,
     read_mapping,
     split_words,
 )
-from rl_caption.cli.main import main, run
-from rl_caption.cli.programs import PROGRAMS
+from rl_caption.cli.main import run
 from rl_caption.config.commands import CaptionConfig, EvaluateConfig
 from rl_caption.config.schema import ScstConfig, XeConfig
 
@@ -251,18 +249,3 @@ def test_a_reader_that_has_gone_ends_a_program_without_a_message():
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 128 + signal.SIGPIPE
-
-
-@pytest.mark.parametrize(
-    ("words", "code", "parts"),
-    [
-        ([], 0, [f"{name} " for name in PROGRAMS]),
-        (["--version"], 0, [__version__]),
-        (["scstt"], 2, ["'scstt'", "'scst'"]),
-    ],
-)
-def test_programs_are_listed(words, code, parts, capsys):
-    with pytest.raises(SystemExit, match=str(code)):
-        main(words)
-    printed = capsys.readouterr()
-    assert all(part in printed.out + printed.err for part in parts)

@@ -2,12 +2,9 @@
 
 import os
 
-import pytest
-
 from rewards.files import load_json
 from rl_caption.evaluation import (
     Evaluation,
-    check_writable,
     format_table,
     write_evaluation,
 )
@@ -56,16 +53,6 @@ def test_ids_stay_strings_unless_all_are_plain_numbers(tmp_path):
     for other in ("photo.jpg", "007", "-1", "1.5", "٣", ""):
         rows, _ = written(tmp_path, {"12": "a", other: "b"})
         assert [row["image_id"] for row in rows] == ["12", other]
-
-
-def test_a_folder_that_is_a_file_is_refused(tmp_path):
-    taken = tmp_path / "taken"
-    taken.write_text("mine")
-    for folder in (taken, taken / "below"):
-        with pytest.raises(OSError, match=r"'.*taken"):
-            check_writable(folder)
-    assert taken.read_text() == "mine"
-    assert os.listdir(check_writable(tmp_path / "a" / "b")) == []
 
 
 def test_table_multiplies_by_100_and_says_so():

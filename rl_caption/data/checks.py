@@ -350,7 +350,7 @@ def verify(
     unique = list(dict.fromkeys(items))
     verdicts = in_parallel(verdict, unique, 4, "checking files")
     found = dict(zip(unique, verdicts, strict=True))
-    if cache is not None:
+    if cache is not None and stored:
         write_text(cache, json.dumps(stored))
     return found
 

@@ -6,6 +6,7 @@ alone, which was tested with Accelerate 1.15 and DeepSpeed 0.19.8.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,9 @@ def prepare(
     if zero.get("reduce_bucket_size", "auto") == "auto":
         sizes = [one.numel() for one in model.parameters() if one.requires_grad]
         zero["reduce_bucket_size"] = min(sum(sizes), max(BUCKET_SIZE, *sizes))
+    # DeepSpeed calls functions of torch by deprecated names.
+    message = "`torch.distributed.* is deprecated"
+    warnings.filterwarnings("ignore", message=message, category=FutureWarning)
     return accelerator.prepare(model, optimizer)
 
 

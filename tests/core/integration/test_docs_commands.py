@@ -159,14 +159,14 @@ def run_here(run: Callable[..., Any], command: list[str], **how: Any) -> Any:
     return run_python(["python", *command[1:]], Path.cwd())
 
 
-def train_here(program: str, runs: list[Any], _: int) -> Iterator[tuple[Any, int]]:
+def train_here(runs: list[Any], _: int) -> Iterator[tuple[Any, int]]:
     """In place of the processes of a grid."""
     for run in runs:
         file = run.parent / "config.yaml"
         file.parent.mkdir(parents=True)
         file.write_text(yaml.safe_dump(run.config.model_dump(mode="json")))
         run_python(
-            ["python", "-m", "rl_caption", program, "--config", str(file)], Path.cwd()
+            ["python", "-m", "rl_caption", "scst", "--config", str(file)], Path.cwd()
         )
         yield run, 0
 

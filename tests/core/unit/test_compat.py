@@ -71,6 +71,7 @@ def test_scores_and_shapes_are_those_of_the_original(seed):
         assert scorer.method() == original.method()
 
 
+@pytest.mark.slow
 @pytest.mark.java
 def test_the_example_of_the_original_gives_the_same_tokens_and_scores():
     gts, res = (

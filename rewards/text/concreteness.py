@@ -80,6 +80,8 @@ def read_concreteness(path: str | Path) -> dict[str, float]:
                     raise ValueError(f"{row['Word']!r:.80} has the rating {mean}")
             if row["Bigram"] == "0":
                 means[row["Word"].lower()] = mean
+    if not means:
+        raise ValueError(f"{path} has no words")
     return means
 
 

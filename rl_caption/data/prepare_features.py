@@ -3,6 +3,7 @@ image encoder, whose grids [H, W, D] are stored.
 """
 
 import base64
+import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -86,7 +87,7 @@ def encode_features(config: Any) -> tuple[int, int]:
                 grids = network(inputs.to(device)).float().cpu().numpy()
             for name, grid in zip(names, grids, strict=True):
                 where = f"image {name!r} ({images[name]})"
-                write_features(out / f"{name}.npz", grid, dtype, where)
+                write_features(_file(out, name, where), grid, dtype, where)
     return len(pending), len(images) - len(pending)
 
 
@@ -150,10 +151,11 @@ def convert_tsv(paths: Sequence[str | Path], out: Path, dtype: str = "float32") 
                 where = f"{path}, line {number}, image {image_id!r:.80}"
                 if not line.strip() or image_id in converted:
                     continue
+                place = _file(out, image_id, where)
                 try:
                     features = _features(columns, where)
                     check_width(features.shape, dim, where)
-                    write_features(out / f"{image_id}.npz", features, dtype, where)
+                    write_features(place, features, dtype, where)
                 except DataError as error:
                     if not converted:  # a file of another layout, say
                         raise
@@ -165,6 +167,15 @@ def convert_tsv(paths: Sequence[str | Path], out: Path, dtype: str = "float32") 
     for first in bad.values():
         raise DataError(f"images without a valid line: {len(bad)}; the first: {first}")
     return len(converted)
+
+
+def _file(folder: Path, image_id: str, where: str) -> Path:
+    """The file of an image's features. Raises ``DataError`` for an id with a path, which
+    a published file could use to write elsewhere.
+    """
+    if os.sep in image_id:
+        raise DataError(f"{where}: expected an id that can be a file's name")
+    return folder / f"{image_id}.npz"
 
 
 def _features(columns: Sequence[bytes], where: str) -> NDArray[np.float32]:

@@ -117,6 +117,8 @@ def build_metrics(
             asked[heading] = JudgeConfig(target=target, kwargs=kwargs)
     asked.pop("", None)
     metrics = build_judges(asked, None, [], "metrics")
+    for heading in metrics.keys() & judges.keys():
+        raise ConfigError(f"{heading} is listed twice: give it another heading")
     metrics |= build_judges(judges, None, [], "judges")
     for heading, metric in metrics.items():
         check_columns(heading, metric.columns, judgement_sets)

@@ -83,11 +83,13 @@ def test_mean_concreteness_of_words(tmp_path):
         ("Conc.M", "Mean", "Conc.M"),
         ("4.86", "5.86", "line 3: 'cat'"),
         ("4.86", "", "line 3"),
+        ("\t0\t", "\t1\t", "no words"),
     ],
 )
 def test_a_wrong_list_of_words_is_named(tmp_path, old, new, message):
     BUILDERS["icc_words"](tmp_path)
     path = tmp_path / RATINGS
-    path.write_text(path.read_text().replace(old, new, 1))
+    count = -1 if message == "no words" else 1
+    path.write_text(path.read_text().replace(old, new, count))
     with pytest.raises(ValueError, match=message):
         build(WORDS, ratings=str(path))

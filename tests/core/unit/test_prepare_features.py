@@ -65,6 +65,7 @@ def test_a_bad_line_is_named(tmp_path):
         (line(7, "three columns")[:-8], "num_boxes"),
         (line(7, "vinvl", features(7, dim=9)), r"image '7': .*\[3, 9\], expected 8"),
         (line(7, "vinvl", np.full((3, 8), np.nan)), r"features\[0, 0\] is nan"),
+        ("../7\t3\t" + text(features(7)), r"image '\.\./7'"),
     ):
         paths = write_lines(tmp_path / "a.tsv", line(5, "vinvl"), bad)
         with pytest.raises(DataError, match=rf"a\.tsv, line 2.*({message})"):

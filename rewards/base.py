@@ -1,12 +1,13 @@
 """The ``Reward`` protocol, its error, and checks of what goes into a reward and comes out of it."""
 
+import difflib
 import importlib
 import inspect
 import linecache
 import math
 import sysconfig
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -80,6 +81,11 @@ def leaf_rewards(reward: Any) -> Iterator[Any]:
             yield from leaf_rewards(inner)
     else:
         yield reward
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The one of ``known`` that is spelt most like ``name``; for messages."""
+    return difflib.get_close_matches(name, list(known), 1, cutoff=0)[0]
 
 
 @contextmanager

@@ -6,7 +6,6 @@ named by an entry of a table, or as ``package.module:Name``; it is imported when
 asked for.
 """
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -20,7 +19,7 @@ from pydantic import (
     ValidationError,
 )
 
-from rewards.base import TARGETS, errors_of_user_code
+from rewards.base import TARGETS, errors_of_user_code, nearest
 from rewards.trust import import_outside
 
 _WORDS = {
@@ -140,9 +139,10 @@ def load_target(
     target = name if ":" in name else (table or {}).get(name, "")
     module, _, attribute = target.partition(":")
     if not module or not attribute:
-        close = difflib.get_close_matches(name, table or {}, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
-        expected = f"one of {', '.join(table)}, or " if table else ""
+        hint = expected = ""
+        if table:
+            hint = f" (did you mean {nearest(name, table)}?)"
+            expected = f"one of {', '.join(table)}, or "
         raise error(f"{key} is {name!r}{hint}: expected {expected}package.module:Name")
     if target == name:
         TARGETS.setdefault(module, f"{key} {name}")

@@ -5,12 +5,12 @@ rl_caption NAME``.
 import logging
 import signal
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
+from rewards.base import nearest
 from rl_caption import __version__
 from rl_caption.__main__ import INTERRUPTED, leave_on_interrupt
 from rl_caption.cli.programs import PROGRAMS, installed_programs
@@ -20,17 +20,19 @@ from rl_caption.runtime.threads import set_threads
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``NAME ARGUMENTS...``; expected errors end with one clear message and code 1."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    programs = [f"{name:<16} {one.summary}" for name, one in PROGRAMS.items()]
-    parser = ArgumentParser(
-        "rl-caption",
-        "rl-caption NAME ...    (rl-caption NAME --help lists its options)",
-        epilog="\n".join(["programs:", *programs]),
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=__version__)
-    parser.add_argument("program", metavar="NAME", choices=PROGRAMS)
-    return run(parser.parse_args(words[:1] or ["--help"]).program, words[1:])
+    words = sys.argv[1:] if arguments is None else arguments
+    name, *rest = words or ["--help"]
+    if name == "--version":
+        print(__version__)
+    elif name in ("-h", "--help"):
+        print(
+            "usage: rl-caption NAME ...    (rl-caption NAME --help lists its options)"
+        )
+        for program, one in PROGRAMS.items():
+            print(f"  {program:<16} {one.summary}")
+    else:
+        return run(name, rest)
+    return 0
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
@@ -40,6 +42,10 @@ def run(name: str, arguments: Sequence[str]) -> int:
     set_threads()
     if (Path(sys.path[0]) / "scst.py").is_file():
         del sys.path[0]  # the folder of the scripts: its evaluate.py hides a package
+    if name not in PROGRAMS:
+        raise UsageError(
+            f"there is no program {name}: did you mean {nearest(name, PROGRAMS)}?"
+        )
     if name not in installed_programs():
         raise UsageError(
             f"{name} comes with the lab, the folder rl_caption/lab, which is not installed"
@@ -76,9 +82,9 @@ def run_program(name: str, arguments: list[str]) -> Any:
         return resolve_name(program.function)(arguments)
     before = leave_on_interrupt()
     from rl_caption.cli.preflight import preflight, refuse
-    from rl_caption.cli.stages import Stage, load
+    from rl_caption.cli.stages import Stage
 
     signal.signal(signal.SIGINT, before)
-    stage = Stage(name, name, arguments, load(name, arguments))
+    stage = Stage(name, name, arguments)
     refuse(preflight([stage], rows=False))
     return stage.start()

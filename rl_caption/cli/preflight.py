@@ -21,7 +21,6 @@ from rl_caption.cli.programs import PROGRAMS
 from rl_caption.cli.stages import (
     ENCODER,
     Stage,
-    load,
     make_stages,
     makers,
     starts_from,
@@ -148,7 +147,7 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
 
             yield _asked(key, value, ask_hub, value, "config.json")
         else:
-            sources = [f"rl-caption run {name}" for name in makers(str(path))]
+            sources = [f"rl-caption run {name}" for name in makers(path)]
             sources += [ADDRESSES[path.name]] if path.name in ADDRESSES else []
             advice = f"it comes from {' or '.join(sources)}" if sources else ""
             yield Finding(key, f"{value!r} is not there", advice, True)
@@ -305,7 +304,7 @@ def main(arguments: Sequence[str]) -> int:
     if name == "run" and options:
         stages, _ = make_stages(options[0], options[1:])
     elif name in PROGRAMS and PROGRAMS[name].config is not None:
-        stages = [Stage(name, name, options, load(name, options))]
+        stages = [Stage(name, name, options)]
     else:
         raise UsageError(USAGE)
     command = shlex.join(["rl-caption", name, *options])

@@ -14,13 +14,13 @@ import json
 import re
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from rl_caption.cli.configuration import merged_values, parse, read_mapping, split_words
+from rl_caption.cli.configuration import parse, read_mapping, split_words
 from rl_caption.cli.programs import PROGRAMS
 from rl_caption.config.shipped import find_config, shipped_configs
 from rl_caption.runtime.errors import UsageError
@@ -34,13 +34,18 @@ OPTIONS = ("dry", "again", "only", "run.root")
 
 @dataclass(frozen=True)
 class Stage:
-    """A program with its checked configuration."""
+    """A program with its configuration, which is checked when it is first read."""
 
     name: str
     program: str
     words: Sequence[str]
     """Of its command line."""
-    config: Any
+
+    @cached_property
+    def config(self) -> Any:
+        """The checked configuration. Raises ``ConfigError``."""
+        section_type = resolve_name(str(PROGRAMS[self.program].config))
+        return parse(section_type, self.words, f"rl-caption {self.program}")
 
     @property
     def command(self) -> str:
@@ -69,12 +74,6 @@ class Stage:
         return function(self.config, parse) if program.parses else function(self.config)
 
 
-def load(program: str, words: Sequence[str]) -> Any:
-    """The configuration of a program's command line, checked."""
-    config = resolve_name(str(PROGRAMS[program].config))
-    return parse(config, words, f"rl-caption {program}")
-
-
 def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the dotted keys and the values of nested tables."""
     if not isinstance(values, Mapping):
@@ -101,8 +100,8 @@ def starts_from(values: Any, stages: Iterable[Stage]) -> list[str]:
 # --- pipelines ----------------------------------------------------------------------------------
 
 
-def read_pipeline(name: str) -> dict[str, tuple[str, list[str]]]:
-    """Stage -> its program, and its command line.
+def read_pipeline(name: str) -> list[Stage]:
+    """The stages of a pipeline as its file has them.
 
     Raises:
         UsageError: it is no pipeline, or names a program that cannot be a stage.
@@ -113,7 +112,7 @@ def read_pipeline(name: str) -> dict[str, tuple[str, list[str]]]:
         raise UsageError(
             f"{name} is no pipeline: expected stages: {{xe: RECIPE, scst: RECIPE}}"
         )
-    stages = {}
+    stages = []
     for stage, entry in listed.items():
         changes = dict(entry) if isinstance(entry, dict) else {stage: entry}
         program = next(iter(changes), "")
@@ -123,7 +122,7 @@ def read_pipeline(name: str) -> dict[str, tuple[str, list[str]]]:
             )
         recipe = changes.pop(program)
         words = [] if recipe is None else ["--config", recipe]
-        stages[stage] = program, words + as_words(changes)
+        stages.append(Stage(stage, program, words + as_words(changes)))
     return stages
 
 
@@ -133,16 +132,13 @@ def shipped_pipelines() -> list[str]:
     return [name for name, file in files.items() if "stages" in read_mapping(file)]
 
 
-def makers(path: str) -> list[str]:
+def makers(path: Path) -> list[str]:
     """The pipelines that the package brings that write the export ``path``."""
     found = []
     for name in shipped_pipelines():
-        for _, words in read_pipeline(name).values():
-            file = words[1] if "--config" in words else None
-            values = merged_values(Section, file, split_words(Section, words))
-            folder = values.get("run", {}).get("dir")
-            if folder is not None and Path(path).is_relative_to(folder):
-                found.append(name)
+        trained = [one for one in read_pipeline(name) if PROGRAMS[one.program].trains]
+        if any(path.is_relative_to(stage.folder) for stage in trained):
+            found.append(name)
     return found
 
 
@@ -179,24 +175,19 @@ def make_stages(
     """The stages of a pipeline that are asked for, with checked configurations, and
     what else ``read_wishes`` found.
     """
-    pipeline = read_pipeline(name)
-    wishes = read_wishes(options, pipeline)
-    written = []
-    for own_name, (program, words) in pipeline.items():
-        written.append(Stage(own_name, program, words, load(program, words)))
-    chosen = set(wishes["only"] or pipeline)
+    written = read_pipeline(name)
+    wishes = read_wishes(options, [stage.name for stage in written])
+    chosen = set(wishes["only"] or wishes)
     for stage in reversed(written):
         if stage.name in chosen:
             chosen.update(starts_from(stage.values, written))
     stages: list[Stage] = []
     elsewhere: dict[Path, Path] = {}
     for stage in written:
-        if stage.name not in chosen:
-            continue
-        words = [*stage.words, *_new_words(stage, wishes, elsewhere)]
-        config = load(stage.program, words)
-        stages.append(replace(stage, words=words, config=config))
-        elsewhere[stage.folder] = stages[-1].folder
+        if stage.name in chosen:
+            words = [*stage.words, *_new_words(stage, wishes, elsewhere)]
+            stages.append(Stage(stage.name, stage.program, words))
+            elsewhere[stage.folder] = stages[-1].folder
     return stages, wishes
 
 

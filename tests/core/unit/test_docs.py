@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from rl_caption.cli.programs import PROGRAMS
-from rl_caption.cli.stages import load, make_stages
+from rl_caption.cli.stages import Stage, make_stages
 from rl_caption.runtime.errors import ConfigError
 from tests.docs_for_tests import (
     DOCS,
@@ -62,7 +62,7 @@ def understand(words):
             make_stages(rest[0], rest[1:])
         elif PROGRAMS[name].config and rest:
             with suppress(SystemExit):  # --help
-                load(name, rest)
+                assert Stage(name, name, rest).config
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -136,8 +136,7 @@ def test_what_a_configuration_lacks_is_said(tmp_path, capsys, changes, name, mes
 )
 def test_what_a_configuration_imports_is_looked_for(program, word, module, monkeypatch):
     monkeypatch.setattr(doctor, "find_spec", lambda name: None)
-    config = doctor.load(program, ["--data.format=scenes", word])
-    stage = doctor.Stage(program, program, [word], config)
+    stage = doctor.Stage(program, program, ["--data.format=scenes", word])
     said = [f.value for f in doctor.preflight([stage], rows=False) if f.fatal]
     expected = [] if module is None else [f"{module} not installed"]
     found = [text.partition(":")[0] for text in said if "not installed" in text]

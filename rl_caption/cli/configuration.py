@@ -2,7 +2,6 @@
 one checked configuration.
 """
 
-import difflib
 import json
 import re
 import sys
@@ -17,7 +16,7 @@ from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from rewards.base import naming
+from rewards.base import naming, nearest
 from rewards.options import adapter, sentences
 from rewards.registry import first_paragraph
 from rewards.trust import trust
@@ -63,8 +62,11 @@ WIDTH = 100
 """Columns of ``--help``."""
 
 
-class Entries(dict[str, Any]):
-    """Values of a command line, each of which changes one entry, also of a table."""
+class Words(dict[str, Any]):
+    """Options of a command line, by key. Each changes one entry, also of a table."""
+
+    texts: Sequence[str] | None = None
+    """Those of this key itself, which come before those of the keys inside it."""
 
 
 def parse(section_type: type[Config], words: Sequence[str], program: str) -> Config:
@@ -96,24 +98,32 @@ def merged_values(
 ) -> dict[str, Any]:
     """The plain values of a file, its base files and a command line, before they are checked."""
     values = {} if file is None else read_file(find_config(file), section_type)
-    given = [option for option in options if option[0][0] not in OF_PARSER]
-    guess = merge(section_type, values, _entries(Any, given, {}))
-    return merge(section_type, values, _entries(section_type, given, guess))
+    tree = Words()
+    for path, texts in options:
+        if path[0] not in OF_PARSER:
+            node = tree
+            for key in path:
+                node = node.setdefault(key, Words())
+            node.clear()
+            node.texts = texts
+    merged: dict[str, Any] = merge(section_type, values, tree)
+    return merged
 
 
 def _checked(
     section_type: type[Config], values: dict[str, Any], file: str | None
 ) -> Config:
+    def unknown(key: str) -> str:
+        command = file and command_of(values)
+        if command:
+            raise ConfigError(f"it is for another program: {command} {file}")
+        return _no_key(section_type, key)
+
     trust(class_names(values))
     try:
         return section_type.of(values)
     except ValidationError as error:
-        message = sentences(error, lambda key: _no_key(section_type, key))
-        if file is not None and not fits(section_type, values):
-            command = command_of(values)
-            if command is not None:
-                message = f"it is for another program: {command} {file}"
-        raise ConfigError(message) from error
+        raise ConfigError(sentences(error, unknown)) from error
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -127,27 +137,26 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        names = set()
+        names: list[Any] = []
         for key, _ in node.value:
-            line = f"line {key.start_mark.line + 1}"
-            if not key.tag.endswith((":str", ":merge")):
-                raise yaml.YAMLError(f"{line}: a key is not text: quote it")
+            if key.value != "<<":
+                key.tag = self.DEFAULT_SCALAR_TAG
             if key.value in names:
+                line = f"line {key.start_mark.line + 1}"
                 raise yaml.YAMLError(f"{line}: {key.value} is set twice: leave one out")
-            names.add(key.value)
+            names.append(key.value)
         return super().construct_mapping(node, deep)
 
 
-for _tag, _pattern, _first in (
-    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    ("int", r"[-+]?\d[\d_]*", list("-+0123456789")),
-    ("float", r"[-+]?(\.\d+|\d[\d_]*(\.\d*)?)([eE][-+]?\d+)?", list("-+.0123456789")),
-    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", list("-+.")),
-    ("merge", r"<<", ["<"]),
-):
+for _tag, _pattern in {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?\d[\d_]*",
+    "float": r"[-+]?((\.\d+|\d[\d_]*(\.\d*)?)([eE][-+]?\d+)?|\.(inf|Inf|INF))|\.(nan|NaN|NAN)",
+    "merge": r"<<",
+}.items():
     _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), _first
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), None
     )
 
 
@@ -210,23 +219,25 @@ def keys_of(
     """
     for name, field in section_type.model_fields.items():
         key, kind = f"{prefix}{name}", field.annotation
-        entry = inner(kind, "", {})
-        section = section_of(kind) or section_of(entry)
+        section, inside = section_of(kind), f"{key}."
+        if section is None:
+            section, inside = section_of(inner(kind, "", {})), f"{key}.NAME."
         if section is None:
             yield key, section_type
             continue
-        inside = f"{key}." if section_of(kind) else f"{key}.NAME."
-        for one in (section, *alternatives(section)):
+        for one in alternatives(section):
             yield from keys_of(one, inside)
 
 
-def alternatives(section_type: type[Section]) -> Iterator[type[Section]]:
-    """Yield the classes among which the values of a section choose."""
+def alternatives(section_type: type[Section]) -> list[type[Section]]:
+    """The classes among which the values of a section choose."""
     owner = next(one for one in section_type.__mro__ if "choose" in vars(one))
-    classes = [] if owner is Section else [owner]
+    if owner is Section:
+        return [section_type]
+    classes = [owner]
     for one in classes:
         classes += one.__subclasses__()
-    yield from classes
+    return classes
 
 
 def fits(section_type: type[Section], values: Mapping[str, Any]) -> bool:
@@ -257,32 +268,39 @@ def merge(annotation: Any, below: Any, above: Any) -> Any:
 
     Sections merge. A table of sections, and a section whose alternative changes, are
     replaced; ``kwargs`` go where the class that they are for changes. A null deletes
-    what is below where the key cannot be null. ``Entries`` change single entries, also
+    what is below where the key cannot be null. ``Words`` change single entries, also
     of tables.
     """
-    if not isinstance(below, dict) or not isinstance(above, dict):
+    if isinstance(above, Words) and above.texts is not None:
+        plain = merge(annotation, below, _value(annotation, above.texts))
+        if not above:
+            return plain
+        if isinstance(plain, dict | None):
+            below = plain
+    if not isinstance(above, dict):
         return above
-    both = below | above
+    result = dict(below) if isinstance(below, dict) else {}
+    both = result if annotation is Any else merge(Any, result, above)
     section = section_of(annotation, both)
-    changed = {name for name in above if above[name] != below.get(name)}
-    result = dict(below)
     if section is None:
-        if inner(annotation, "", {}) is not Any and not isinstance(above, Entries):
+        if inner(annotation, "", {}) is not Any and not isinstance(above, Words):
             result.clear()
-    elif section_of(annotation, below) is not section:
+    elif section_of(annotation, result) is not section:
         result.clear()
     else:
+        changed = {name for name in above if both.get(name) != result.get(name)}
         gone = {f"{name}_kwargs" for name in changed}
         gone |= {"kwargs"} if changed & OF_CLASSES else set()
-        for name in gone.intersection(below):
+        for name in gone.intersection(result):
             del result[name]
-    for key, value in above.items():
+    for key in above:
         kind = inner(annotation, key, both)
+        value = merge(kind, result.get(key), above[key])
         can_be_null = kind is Any or NoneType in get_args(kind)
         if value is None and key in result and not can_be_null:
             del result[key]
         else:
-            result[key] = merge(kind, result.get(key), value)
+            result[key] = value
     return result
 
 
@@ -320,23 +338,6 @@ def split_words(section_type: type[Section], words: Sequence[str]) -> Options:
     return [*options, ([positional], free)] if free else options
 
 
-def _entries(annotation: Any, options: Options, values: Any) -> Entries:
-    """The values of options, by nested keys."""
-    result = Entries()
-    for path, texts in options:
-        kind, inside = annotation, values
-        for key in path:
-            kind = inner(kind, key, inside)
-            inside = inside.get(key) if isinstance(inside, dict) else None
-        table: dict[str, Any] = result
-        for key in path[:-1]:
-            if not isinstance(table.get(key), dict):
-                table[key] = Entries()
-            table = table[key]
-        table[path[-1]] = _value(kind, texts)
-    return result
-
-
 def _value(annotation: Any, texts: Sequence[str]) -> Any:
     """What the texts of an option mean: YAML or text, of one value or of a list; the
     first that its key can have.
@@ -363,21 +364,15 @@ def _value(annotation: Any, texts: Sequence[str]) -> Any:
 def _no_key(section_type: type[Section], key: str) -> str:
     """That there is no such key, and which alternative has it, or the nearest one."""
     keys: dict[str, type[Section]] = {}
-    for one in (section_type, *alternatives(section_type)):
+    for one in alternatives(section_type):
         keys |= dict(keys_of(one))
     if key in keys:
         return f"there is no key {key} here: it is for {first_paragraph(keys[key])}"
-
-    def likeness(name: str) -> float:
-        pairs = ((key, name), (last, name.rpartition(".")[2]))
-        return sum(difflib.SequenceMatcher(None, *pair).ratio() for pair in pairs)
-
     last = key.rpartition(".")[2]
-    known = [*section_type.model_fields, *keys]
-    nearest = SYNONYMS.get(last)
-    if nearest not in known:
-        nearest = max(known, key=likeness)
-    return f"there is no key {key}: did you mean {nearest}?"
+    names = (f".{last}", SYNONYMS.get(last, key))
+    same = [one for one in keys if one.endswith(names)]
+    found = nearest(key, same or [*section_type.model_fields, *keys])
+    return f"there is no key {key}: did you mean {found}?"
 
 
 def help_lines(section_type: type[Section], section: str) -> Iterator[str]:

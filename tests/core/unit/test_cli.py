@@ -119,7 +119,7 @@ def test_a_mistake_is_answered_by_its_key_and_what_would_be_right(line, capsys):
         ("", "None"),
         ("train: !!python/tuple [1]", "line 1"),
         ("train: [", "YAML"),
-        ("1: 2", "line 1"),
+        ("1: 2", "no key 1: did"),
         ("base: basis.yaml", "'basis.yaml' is neither a file nor a recipe"),
     ],
 )

@@ -140,7 +140,7 @@ def test_a_metric_without_what_it_needs_is_refused(tmp_path, student):
     with pytest.raises(ConfigError, match=r"CIDEr.*sugarcrepe"):
         compare_with_people(config(tmp_path, "sugarcrepe", metrics="cider"))
     twice = {"length": JudgeConfig(target=f"{__name__}:Length")}
-    with pytest.raises(ConfigError, match="length.*another heading"):
+    with pytest.raises(ConfigError, match=r"length.*another heading"):
         compare_with_people(config(tmp_path, "foil", metrics="length", judges=twice))
     clip = JudgeConfig(target="l_clipscore", kwargs={"backbone": str(student)})
     settings = config(tmp_path, "sugarcrepe", metrics="", judges={"clip": clip})

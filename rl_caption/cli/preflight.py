@@ -245,7 +245,7 @@ Print versions, devices, what is missing and what that costs. Ends with 1 where 
 def environment() -> Iterator[Finding]:
     """Yield packages, whether torchvision loads (a new process takes seconds), and the machine."""
     needs = dict.fromkeys(NEEDED, REINSTALL)
-    for package, extra, cost in OPTIONAL.values():
+    for package, (extra, cost) in OPTIONAL.items():
         needs[package] = f"{cost} (pip install 'rl-caption[{extra}]')"
     for package, advice in needs.items():
         version = installed_version(package)

@@ -241,7 +241,6 @@ class Averages:
         names = sorted(self.sums)
         table = torch.stack([self.sums[name] for name in names])
         if accelerator.num_processes > 1:
-            dtype = torch.float32 if accelerator.device.type == "mps" else torch.float64
-            table = accelerator.reduce(table.to(accelerator.device, dtype))
+            table = accelerator.reduce(table.to(accelerator.device))
         sums = zip(names, table.tolist(), strict=True)
         return {name: total / count for name, (total, count) in sums if count > 0}

@@ -5,6 +5,7 @@ import os
 import select
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -59,58 +60,46 @@ EXPECTED = (*KEPT, OSError)
 
 
 OPTIONAL = {
-    "open_clip": ("open_clip_torch", "clip", "no CLIP-based rewards, no reward models"),
-    "peft": ("peft", "peft", "no LoRA (model.lora, and lora of grpo_vlm)"),
-    "trl": ("trl", "trl", "no grpo_vlm; this package's own trainer does not use it"),
-    "deepspeed": (
-        "deepspeed",
-        "deepspeed",
-        "no ZeRO sharding over several GPUs (Linux only)",
-    ),
+    "open_clip_torch": ("clip", "no CLIP-based rewards, no reward models"),
+    "peft": ("peft", "no LoRA (model.lora, and lora of grpo_vlm)"),
+    "trl": ("trl", "no grpo_vlm; this package's own trainer does not use it"),
+    "deepspeed": ("deepspeed", "no ZeRO sharding over several GPUs (Linux only)"),
     "tensorboard": (
-        "tensorboard",
         "tensorboard",
         "no TensorBoard logs; metrics.jsonl is written all the same",
     ),
     "h5py": (
-        "h5py",
         "features",
         "region features in HDF5 files cannot be read; folders of .npz and .npy can",
     ),
-    "bert_score": ("bert-score", "bertscore", "no BERTScore"),
+    "bert_score": ("bertscore", "no BERTScore"),
     "openai": (
-        "openai",
         "language",
         "no language models behind endpoints; local ones are there",
     ),
-    "textblob": ("textblob", "specs", "captions are not cut into details (SPECS)"),
+    "textblob": ("specs", "captions are not cut into details (SPECS)"),
     "pandas": (
-        "pandas",
         "lab",
         "curate and concreteness, which keep tables of captions, do not run",
     ),
-    "datasets": ("datasets", "hub", "data.format hub and parquet cannot be read"),
-    "num2words": ("num2words", "vlm", "the processor of SmolVLM cannot be loaded"),
-    "fastapi": ("fastapi", "serve", "no server of rewards (serve)"),
-    "uvicorn": ("uvicorn", "serve", "no server of rewards (serve)"),
-    "gradio": ("gradio", "web", "no page of captions in the browser (web)"),
-    "torchmetrics": (
-        "torchmetrics",
-        "torchmetrics",
-        "rewards are no metrics of torchmetrics",
-    ),
+    "datasets": ("hub", "data.format hub and parquet cannot be read"),
+    "num2words": ("vlm", "the processor of SmolVLM cannot be loaded"),
+    "fastapi": ("serve", "no server of rewards (serve)"),
+    "uvicorn": ("serve", "no server of rewards (serve)"),
+    "gradio": ("web", "no page of captions in the browser (web)"),
+    "torchmetrics": ("torchmetrics", "rewards are no metrics of torchmetrics"),
     "av": (
-        "av",
         "video",
         "no video files; folders of frames and animated images are read all the same",
     ),
 }
-"""Optional module -> its package, the extra that installs it (docs/installation.md),
-and what is missing without it.
+"""Optional package -> the extra that installs it (docs/installation.md), and what is
+missing without it.
 """
-EXTRAS = {module: extra for module, (_, extra, _) in OPTIONAL.items()} | {
-    "timm": "clip",
+EXTRAS = {"open_clip": "clip", "timm": "clip"} | {
+    package: extra for package, (extra, _) in OPTIONAL.items()
 }
+"""Optional module -> the extra that installs it."""
 
 
 def not_installed(*modules: str) -> str:
@@ -144,16 +133,14 @@ def user_errors() -> Iterator[None]:
         ):
             yield
         sys.stdout.flush()
-    except BrokenPipeError as error:
-        output, stdout = select.poll(), sys.stdout.fileno()
-        output.register(stdout, 0)  # errors alone
-        if output.poll(0):
-            # where Python flushes the rest at its end
-            os.dup2(os.open(os.devnull, os.O_WRONLY), stdout)
-            sys.exit(128 + signal.SIGPIPE)
-        print(f"error: {error}", file=sys.stderr)  # of another pipe
-        sys.exit(1)
     except (ImportError, RuntimeError, ValueError, *EXPECTED) as error:
+        if isinstance(error, BrokenPipeError):
+            output = select.poll()
+            output.register(sys.stdout, 0)  # errors alone
+            if output.poll(0):  # else it is of another pipe
+                # where Python flushes the rest at its end
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                sys.exit(128 + signal.SIGPIPE)
         message = _message(error)
         if not message:
             raise
@@ -164,13 +151,9 @@ def user_errors() -> Iterator[None]:
 def _message(error: BaseException) -> str:
     """What a user is told of an error; empty for a defect."""
     module = (getattr(error, "name", None) or "").partition(".")[0]
-    behind: BaseException | None = (
-        error  # Transformers, open_clip and timm import torchvision
-    )
-    while behind is not None:
-        if "operator torchvision::" in str(behind):
-            return "torchvision does not load beside this torch: run rl-caption doctor --mend, or install another torch"
-        behind = behind.__cause__ or behind.__context__
+    # Transformers, open_clip and timm import torchvision.
+    if "operator torchvision::" in "".join(traceback.format_exception(error)):
+        return "torchvision does not load beside this torch: run rl-caption doctor --mend, or install another torch"
     if isinstance(error, ModuleNotFoundError) and module in EXTRAS:
         return not_installed(module)
     is_configuration = type(error).__module__.startswith("pydantic")  # made in code

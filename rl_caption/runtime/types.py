@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
-from accelerate.utils import recursively_apply, send_to_device
+from accelerate.utils import recursively_apply
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -19,9 +19,6 @@ LOSS = "val/loss"
 
 class Batch(Protocol):
     """A micro-batch as the loop sees it."""
-
-    @property
-    def rows(self) -> Sequence[Row]: ...
 
     def to(self, device: torch.device) -> Batch: ...
 
@@ -102,21 +99,15 @@ class Rollout:
     """
 
 
-@dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
     """Rewards of a rollout."""
 
     samples: Tensor
     """[B, K], float32"""
     greedy: Tensor | None
     """[B], float32"""
-    terms: dict[str, list[float]] = field(default_factory=dict)
+    terms: dict[str, list[float]] = {}
     """Raw scores of each reward term for the B·K samples."""
-
-    def to(self, device: torch.device) -> Scores:
-        """The scores with their tensors on ``device``."""
-        samples, greedy = send_to_device((self.samples, self.greedy), device)
-        return Scores(samples, greedy, self.terms)
 
 
 @dataclass

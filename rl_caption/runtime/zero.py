@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 OWNED_BY_TRAIN = ("optimizer", "scheduler", "fp16", "bf16", "amp", "torch_autocast")
 """Sections of a DeepSpeed configuration that are left out: they follow from ``train``."""
-OFFLOADS = ("offload_optimizer", "offload_param")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Moments = Mapping[str, Mapping[str, Tensor]]
 """Parameter name -> ``step`` (a scalar), ``exp_avg`` and ``exp_avg_sq`` (of the parameter's shape).
@@ -65,15 +64,18 @@ def configure_deepspeed(
             f"DeepSpeed was asked for, but {engine} runs, which shards nothing: unset "
             "ACCELERATE_USE_CPU and set zero_stage, or take configs/accelerate/multi_gpu.yaml"
         )
-    config: dict[str, Any] = deepspeed_plugin(accelerator).deepspeed_config
-    zero = config.get("zero_optimization", {})
-    devices = [(zero.get(key) or {}).get("device") for key in OFFLOADS]
-    offloads = any(device not in (None, "none") for device in devices)
-    if precision == "fp16" or train.grad_clip_value is not None or offloads:
+    plugin = deepspeed_plugin(accelerator)
+    offloads = {
+        plugin.get_value(f"zero_optimization.offload_{what}.device")
+        for what in ("optimizer", "param")
+    }
+    clips_values = train.grad_clip_value is not None
+    if precision == "fp16" or clips_values or offloads - {None, "none"}:
         raise ConfigError(
             f"train.mixed_precision fp16, train.grad_clip_value, offload_optimizer and "
             f"offload_param do not work under {engine}: use bf16 and grad_clip_norm"
         )
+    config: dict[str, Any] = plugin.deepspeed_config
     for key in OWNED_BY_TRAIN:
         config.pop(key, None)
     processes = accelerator.num_processes
@@ -201,10 +203,8 @@ def full_state(
     for name, parameter in trained_parameters(accelerator, model).items():
         values = {key: safe_get_full_optimizer_state(parameter, key) for key in MOMENTS}
         if is_main:
-            moments[name] = {
-                key: value.detach().float().cpu().clone()
-                for key, value in {"step": step, **values}.items()
-            }
+            values["step"] = step
+            moments[name] = {key: value.cpu().clone() for key, value in values.items()}
     return weights, moments
 
 
@@ -230,24 +230,23 @@ def load_deepspeed_moments(
     zero = engine.optimizer
     state, step = torch_optimizer(zero).state, moments[next(iter(trained))]["step"]
     stage3 = hasattr(zero, "fp32_partitioned_groups_flat")
-    groups = (
-        "fp32_partitioned_groups_flat" if stage3 else "single_partition_of_fp32_groups"
-    )
-    for flat in getattr(zero, groups):
+    if stage3:
+        flats = zero.fp32_partitioned_groups_flat
+    else:
+        flats = zero.single_partition_of_fp32_groups
+    for flat in flats:
         state[flat] = {key: torch.zeros_like(flat) for key in MOMENTS}
-        state[flat]["step"] = step.float().cpu().clone()
+        state[flat]["step"] = step.clone()
     if not stage3:
         zero._lazy_init_hp_params_optimizer_state()
     for name, parameter in trained.items():
         for key in MOMENTS:
             value = moments[name][key].to(engine.device, torch.float32)
             if stage3:
-                size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank()  # type: ignore[attr-defined]
-                padded = functional.pad(
-                    value.flatten(), (0, size * engine.world_size - value.numel())
-                )
-                safe_set_local_optimizer_state(
-                    parameter, padded.narrow(0, size * rank, size), key
-                )
+                size = parameter.ds_tensor.numel()  # type: ignore[attr-defined]
+                start = size * torch.distributed.get_rank()
+                shard = value.flatten()[start : start + size]
+                padded = functional.pad(shard, (0, size - shard.numel()))
+                safe_set_local_optimizer_state(parameter, padded, key)
             else:
                 safe_set_full_optimizer_state(parameter, value, key)

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from rewards.mixed import MixedReward
@@ -120,10 +121,8 @@ class SelfCriticalTask:
             advantages = step_advantages(self.advantage, scores, self.accelerator)
             device = self.accelerator.device
             micros = [
-                MicroBatch(
-                    batch, states, rollout, score.to(device), advantage.to(device)
-                )
-                for batch, states, rollout, score, advantage in zip(
+                MicroBatch(batch, states, rollout, *send_to_device(found, device))
+                for batch, states, rollout, *found in zip(
                     batches, encoded, rollouts, scores, advantages, strict=True
                 )
             ]

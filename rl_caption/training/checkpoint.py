@@ -37,9 +37,9 @@ from torch import nn
 from transformers.utils import flatten_dict
 
 from rewards.base import naming
-from rewards.files import atomic_write, write_errors
+from rewards.files import write_errors
 from rewards.model_files import MANIFEST, damage, manifest_of
-from rl_caption.data.files import write_json, write_text
+from rl_caption.data.files import write_json, write_json_lines, write_text
 from rl_caption.data.plain_files import read_json, read_log, read_yaml
 from rl_caption.runtime.engines import print_main
 from rl_caption.runtime.errors import UserError, installed_version
@@ -227,9 +227,8 @@ def load_moments(
         for name, values in moments.items():
             parameter = trained[name]
             torch_optimizer(optimizer).state[parameter] = {
-                key: value.float().cpu()
-                if key == "step"
-                else value.to(parameter, copy=True)
+                # AdamW counts its steps on the CPU.
+                key: value if key == "step" else value.to(parameter)
                 for key, value in values.items()
             }
         # There is none after another precision: fp16 then starts with a fresh one.
@@ -465,8 +464,9 @@ def is_complete(folder: Path) -> bool:
 
 def append_line(path: Path, record: Mapping[str, Any]) -> None:
     """Append one JSON line in a single write."""
-    with write_errors(path), path.open("ab") as handle:
-        handle.write(_line(record))
+    line = json.dumps(record, ensure_ascii=False) + "\n"
+    with write_errors(path), path.open("ab") as file:
+        file.write(line.encode())
 
 
 def drop_after(path: Path, step: int) -> None:
@@ -478,10 +478,4 @@ def drop_after(path: Path, step: int) -> None:
     if not path.exists():
         return
     lines = read_log(path, CheckpointError)
-    kept = [_line(record) for record in lines if record["step"] <= step]
-    with atomic_write(path) as file:
-        file.writelines(kept)
-
-
-def _line(record: Mapping[str, Any]) -> bytes:
-    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    write_json_lines(path, [record for record in lines if record["step"] <= step])

@@ -90,13 +90,10 @@ class Run:
         train_rows, val_rows: usable images.
         checkpoint: where the run goes on from; None at its start.
         max_steps, eval_every, save_every: in steps; of epochs, each has at least one.
-        state: counters; ``restore`` sets them, the model and the optimizer.
+        state: counters; ``restore`` sets them.
+        model, optimizer: as prepared for all processes, after ``restore``.
+        name, bar: the task's name and the progress bar, after ``start``.
     """
-
-    model: nn.Module
-    optimizer: Any
-    name: str
-    bar: tqdm
 
     def __init__(
         self,
@@ -267,8 +264,10 @@ class Run:
             disable=None if accelerator.is_main_process else True,
         )
         if accelerator.is_main_process:
-            processes = accelerator.num_processes
-            about = {"signature": state.signature, "processes": processes}
+            about = {
+                "signature": state.signature,
+                "processes": accelerator.num_processes,
+            }
             write_run_files(self.folder, self.settings, about)
             if not self.is_finished():  # a kill must not leave it looking complete
                 (self.folder / RESULT).unlink(missing_ok=True)

@@ -145,7 +145,7 @@ def validate_captions(
         return Validation(metrics)
     # The main process's verdict, or its RewardError, is broadcast, so that scores that differ in a
     # last bit cannot divide the processes.
-    outcome: list[Any] = [None]
+    found: Any = None
     if accelerator.is_main_process:
         finished = [candidates[0].finished for candidates in decoded.values()]
         policy = {
@@ -155,12 +155,12 @@ def validate_captions(
         }
         texts = list(captions.values())
         try:
-            outcome[0], judged = monitor.inspect(step, rows, texts, finished, policy)
+            found, judged = monitor.inspect(step, rows, texts, finished, policy)
             judges = {"image_id": list(captions), "judges": dict(judged.judges)}
             write_json(folder / "judges.json", judges)
         except RewardError as error:
-            outcome[0] = error
-    (found,) = broadcast_object_list(outcome)
+            found = error
+    (found,) = broadcast_object_list([found])
     if isinstance(found, RewardError):
         raise found
     return replace(found, metrics=metrics | found.metrics)

@@ -81,17 +81,8 @@ def killed(trained, tmp_path_factory):
     return killed_run
 
 
-@pytest.mark.parametrize(
-    ("engine", "count"),
-    [
-        ("zero1", 1),
-        ("zero1", 2),
-        ("zero2", 1),
-        ("zero2", 2),
-        ("zero3", 1),
-        ("zero3", 2),
-    ],
-)
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("engine", ["zero1", "zero2", "zero3"])
 def test_killed_resumed_and_exported_as_one_plain_process(
     trained, whole, killed, tmp_path, engine, count
 ):

@@ -52,7 +52,7 @@ def test_the_packages_are_those_of_the_project_file():
 
     assert set(doctor.NEEDED) == names(project["dependencies"])
     extras = project["optional-dependencies"]
-    assert {(extra, name) for name, extra, _ in OPTIONAL.values()} == {
+    assert {(extra, name) for name, (extra, _) in OPTIONAL.items()} == {
         (extra, name)
         for extra in extras.keys() - {"all", "dev", "docs"}
         for name in names(extras[extra])

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.utils import DistributedType
+from accelerate.utils import DistributedType, HfDeepSpeedConfig
 from torch import nn
 
 from rl_caption.config.schema import RunConfig, TrainConfig
@@ -28,7 +28,11 @@ from rl_caption.runtime.zero import (
 
 def accelerator(stage, **config):
     """As much of an ``Accelerator`` as these functions look at; ``stage`` None is plain."""
-    plugin = SimpleNamespace(zero_stage=stage, deepspeed_config=config)
+    read = HfDeepSpeedConfig({})
+    read.config = config
+    plugin = SimpleNamespace(
+        zero_stage=stage, deepspeed_config=config, get_value=read.get_value
+    )
     kind = DistributedType.MULTI_CPU if stage is None else DistributedType.DEEPSPEED
     return SimpleNamespace(
         distributed_type=kind,
@@ -103,10 +107,7 @@ def test_removed_hooks_come_back_in_their_order():
     called = []
 
     def hook(name):
-        def call(module, *tensors):
-            called.append(name)
-
-        return call
+        return lambda *given: called.append(name)
 
     model = nn.Identity()
     handles = [

@@ -2,7 +2,6 @@
 environment can do (``rl-caption doctor``).
 """
 
-import inspect
 import os
 import platform
 import re
@@ -18,13 +17,7 @@ from rewards.registry import ADDRESSES, CHECKPOINTS, COLUMNS, REWARDS
 from rewards.registry import load as load_reward
 from rl_caption.captioners.config import HUB_NAME
 from rl_caption.cli.programs import PROGRAMS
-from rl_caption.cli.stages import (
-    ENCODER,
-    Stage,
-    make_stages,
-    makers,
-    starts_from,
-)
+from rl_caption.cli.stages import ENCODER, Stage, make_stages, makers, starts_from
 from rl_caption.cli.torchvision_remedy import FAULT, import_error, mend
 from rl_caption.runtime.errors import (
     OPTIONAL,
@@ -37,8 +30,8 @@ from rl_caption.runtime.errors import (
 from rl_caption.runtime.threads import granted_cores
 
 IMPORTS = {
-    "open_clip": r"(?s)task=distill|model\.image\.encoder=None.*model\.text\.encoder=None",
-    "bert_score": r"\bbertscore\b",
+    "open_clip": r"(?s)^rewards\.clip\.|task=distill|model\.image\.encoder=None.*model\.text\.encoder=None",
+    "bert_score": r"\.bertscore:",
     "openai": r"\.endpoint=(?!None)",
     "peft": r"model\.lora\.r=",
     "num2words": r"(?i)model\.init=.*smolvlm",
@@ -46,7 +39,9 @@ IMPORTS = {
     "h5py": r"data\.features_root=.*\.(h5|hdf5)",
     "tensorboard": r"run\.trackers=.*tensorboard",
 }
-"""Optional module -> the ``key=value`` of a configuration that imports it."""
+"""Optional module -> the class of a reward, or the ``key=value`` of a configuration, that imports it."""
+DEFAULT_CLIP = "ViT-B-32"
+"""Architecture of a CLIP-based reward that names none, with OpenAI's weights."""
 
 
 class Finding(NamedTuple):
@@ -55,8 +50,7 @@ class Finding(NamedTuple):
     name: str
     """What was looked at."""
     value: str
-    advice: str = ""
-    """What its absence costs, or what helps; empty where nothing is missing."""
+    """What was found or, where it is missing, what that costs and what helps."""
     fatal: bool = False
     """Whether the run, or the main job, cannot start."""
 
@@ -69,38 +63,36 @@ def preflight(stages: Sequence[Stage], rows: bool = True) -> Iterator[Finding]:
         findings = [*_process_findings(stage), *_package_findings(stage)]
         if not findings:
             findings += _model_findings(stage, before)
-        source = stage.values.get("data.path")
         data = [stage.sections.get("data"), *rewards_of(stage.sections)]
-        if made := starts_from([source], before):
-            findings.append(Finding("data", f"{source}, which {made[-1]} makes"))
-        elif rows and hasattr(stage.config, "train") and data not in looked_at:
+        is_made = starts_from([stage.values.get("data.path")], before)
+        is_training = hasattr(stage.config, "train")
+        if rows and is_training and not is_made and data not in looked_at:
             looked_at.append(data)
             findings += _row_findings(stage)
         for finding in findings:
-            named = f"{stage.name}: {finding.name}" if len(stages) > 1 else finding.name
-            yield finding._replace(name=named)
+            yield finding._replace(name=f"{stage.name}: {finding.name}")
 
 
 def refuse(findings: Iterable[Finding], more: Sequence[str] = ()) -> None:
     """Raise ``ConfigError`` where a finding is fatal, or with the reasons ``more``."""
-    fatal = [finding for finding in findings if finding.fatal]
-    said = [": ".join(filter(None, finding[:3])) for finding in fatal]
-    if said := [*said, *more]:
-        raise ConfigError(said[0] if len(said) == 1 else "\n  - ".join(["", *said]))
+    said = [f"{one.name}: {one.value}" for one in findings if one.fatal]
+    if said or more:
+        raise ConfigError("\n  - ".join([*said, *more]))
 
 
 def _process_findings(stage: Stage) -> Iterator[Finding]:
     """What a launcher asks for that the program cannot do."""
     from rl_caption.runtime.launch import processes_started
 
-    program, started = PROGRAMS[stage.program], processes_started()
-    if started[1] > 1 and not program.processes:
-        value = f"{started[1]} processes were started ({started[0]})"
-        yield Finding("processes", value, f"{stage.program} is one process", True)
+    program = PROGRAMS[stage.program]
+    name, count = processes_started()
+    if count > 1 and not program.processes:
+        value = f"{name} is {count}: {stage.program} is one process"
+        yield Finding("processes", value, True)
     asked = os.environ.get("ACCELERATE_USE_DEEPSPEED", "").lower()
     if asked in ("1", "true", "yes") and not program.deepspeed:
-        advice = f"{stage.program} takes configs/accelerate/multi_gpu.yaml"
-        yield Finding("DeepSpeed", "the launcher asks for it", advice, True)
+        value = f"{stage.program} takes configs/accelerate/multi_gpu.yaml"
+        yield Finding("DeepSpeed", value, True)
 
 
 def rewards_of(values: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -116,15 +108,14 @@ def rewards_of(values: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any
 
 def _package_findings(stage: Stage) -> Iterator[Finding]:
     """The optional modules that a program with its configuration imports, and that are missing."""
-    text = "\n".join(f"{key}={value}" for key, value in stage.values.items())
-    needs = [name for name, keys in IMPORTS.items() if re.search(keys, text)]
-    rewards = [REWARDS[name] for name, _ in rewards_of(stage.sections)]
-    if any(target.startswith("rewards.clip.") for target in rewards):
-        needs.append("open_clip")
+    lines = [REWARDS[name] for name, _ in rewards_of(stage.sections)]
+    lines += [f"{key}={value}" for key, value in stage.values.items()]
+    text = "\n".join(lines)
+    needs = [name for name, keys in IMPORTS.items() if re.search(keys, text, re.M)]
     needs += PROGRAMS[stage.program].modules
     missing = [name for name in dict.fromkeys(needs) if find_spec(name) is None]
     if missing:
-        yield Finding("packages", not_installed(*missing), fatal=True)
+        yield Finding("packages", not_installed(*missing), True)
 
 
 def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
@@ -133,7 +124,7 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
         starts = key == "model.init" and stage.program in ("xe", "scst")
         if value is None and starts and stage.program == "scst":
             advice = "name a captioner, or train one: rl-caption run own"
-            yield Finding(key, "not set", advice, True)
+            yield Finding(key, f"not set: {advice}", True)
         if not isinstance(value, str) or key == "out":
             continue
         path = Path(value.removeprefix(ENCODER))
@@ -149,13 +140,20 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
         else:
             sources = [f"rl-caption run {name}" for name in makers(path)]
             sources += [ADDRESSES[path.name]] if path.name in ADDRESSES else []
-            advice = f"it comes from {' or '.join(sources)}" if sources else ""
-            yield Finding(key, f"{value!r} is not there", advice, True)
-    for key, name, tag in _dual_encoders(stage):
-        from rewards.clip.backbone import ask_for_weights
+            advice = f": it comes from {' or '.join(sources)}" if sources else ""
+            yield Finding(key, f"{value!r} is not there{advice}", True)
+    teacher = stage.sections.get("teacher") or {}
+    encoders = [("teacher", teacher.get("name"), teacher.get("pretrained"))]
+    for reward, kwargs in rewards_of(stage.sections):
+        if REWARDS[reward].startswith("rewards.clip."):
+            name = kwargs.get("backbone", DEFAULT_CLIP)
+            usual = "openai" if name == DEFAULT_CLIP else None
+            encoders.append((reward, name, kwargs.get("pretrained") or usual))
+    for key, name, tag in encoders:
+        if name and tag:
+            from rewards.clip.backbone import ask_for_weights
 
-        what = f"{name} with weights {tag}"
-        yield _asked(key, what, ask_for_weights, name, tag)
+            yield _asked(key, f"{name} with weights {tag}", ask_for_weights, name, tag)
 
 
 def _asked(key: str, what: str, ask: Callable[..., Any], *names: str) -> Finding:
@@ -163,24 +161,8 @@ def _asked(key: str, what: str, ask: Callable[..., Any], *names: str) -> Finding
     try:
         ask(*names)
     except (OSError, ValueError) as error:
-        return Finding(key, f"{what}: {error}", fatal=True)
+        return Finding(key, f"{what}: {error}", True)
     return Finding(key, what)
-
-
-def _dual_encoders(stage: Stage) -> Iterator[tuple[str, str, str]]:
-    """Yield the key, the architecture and the tag of each dual encoder that open_clip loads."""
-    for reward, kwargs in rewards_of(stage.sections):
-        if REWARDS[reward].startswith("rewards.clip."):
-            default = (
-                inspect.signature(load_reward(reward)).parameters["backbone"].default
-            )
-            name = kwargs.get("backbone", default)
-            tag = kwargs.get("pretrained") or ("openai" if name == "ViT-B-32" else None)
-            if isinstance(name, str) and tag is not None:
-                yield reward, name, tag
-    name, tag = (stage.values.get(f"teacher.{key}") for key in ("name", "pretrained"))
-    if name and tag:
-        yield "teacher", name, tag
 
 
 def _row_findings(stage: Stage) -> Iterator[Finding]:
@@ -195,16 +177,12 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
         if isinstance(needed, frozenset):  # no property
             columns[name] = needed
     looks = any("image" in needed for needed in columns.values())
+    evaluated = str(stage.values.get("eval.split"))
     try:
         data = build_data(options)
-        evaluated = stage.values.get("eval.split")
         report = check_data(
             data,
-            [
-                split
-                for split in ("train", evaluated)
-                if split in {"train", *data.splits}
-            ],
+            ["train", *{evaluated}.intersection(data.splits)],
             options.on_bad,
             check_pixels=False,
             check_images=options.features_root is None or looks,
@@ -212,16 +190,13 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
             tokenizer=options.tokenizer,
         )
     except (UserError, RewardError, OSError) as error:
-        yield Finding("data", str(error), fatal=True)
+        yield Finding("data", str(error), True)
         return
-    train = report.good_rows_of(data).split("train")
-    yield Finding("data", f"{len(train)} training images")
-    for warning in report.warnings:
-        yield Finding("captions", warning)
-    given = {*COLUMNS, *train[0]}
+    yield Finding("data", str(report))
+    given = {*COLUMNS, *data.split("train")[0]}
     for name, needed in columns.items():
         if lacking := sorted(needed - given):
-            yield Finding(name, f"the rows have no {', '.join(lacking)}", fatal=True)
+            yield Finding(name, f"the rows have no {', '.join(lacking)}", True)
 
 
 # --- the environment ----------------------------------------------------------------------------
@@ -249,11 +224,11 @@ def environment() -> Iterator[Finding]:
         needs[package] = f"{cost} (pip install 'rl-caption[{extra}]')"
     for package, advice in needs.items():
         version = installed_version(package)
-        missing = Finding(package, "missing", advice, package in NEEDED)
-        yield Finding(package, version) if version else missing
+        fatal = version is None and package in NEEDED
+        yield Finding(package, version or f"missing: {advice}", fatal)
     if installed_version("torchvision") and (error := import_error()):
         advice = "rl-caption doctor --mend, or " * (FAULT in error) + OTHER_TORCH
-        yield Finding("torchvision", f"does not load ({error})", advice, True)
+        yield Finding("torchvision", f"does not load ({error}): {advice}", True)
     yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
     yield Finding("machine", f"{platform.platform()}, {granted_cores()} CPU cores")
     try:
@@ -261,38 +236,34 @@ def environment() -> Iterator[Finding]:
 
         from rl_caption.evaluation.toolkit import JavaError, java_version
     except (ImportError, OSError, RuntimeError) as failure:
-        yield Finding("torch", f"does not import: {failure}", OTHER_TORCH, True)
+        yield Finding("torch", f"does not import ({failure}): {OTHER_TORCH}", True)
         return
     for index in range(torch.cuda.device_count()):
         yield Finding(f"GPU {index}", str(torch.cuda.get_device_properties(index)))
     if not torch.cuda.is_available():
-        has_mps = torch.backends.mps.is_available()
-        cost = "training on the CPU is slow for real data sets"
-        yield Finding("GPU", "mps") if has_mps else Finding("GPU", "none", cost)
+        cost = "none: training on the CPU is slow for real data sets"
+        yield Finding("GPU", "mps" if torch.backends.mps.is_available() else cost)
     try:
         yield Finding("Java", java_version())
     except JavaError as failure:
         cost = "evaluate leaves METEOR, SPICE and Java's tokenizer out"
-        yield Finding("Java", str(failure), cost)
+        yield Finding("Java", f"{failure}: {cost}")
 
 
-def _print(findings: Iterable[Finding]) -> list[Finding]:
-    """Print findings as they come; return the fatal ones."""
-    fatal = []
+def _print(findings: Iterable[Finding]) -> None:
+    """Print findings as they come. Raises ``ConfigError`` where one is fatal."""
+    printed = []
     for finding in findings:
         print(f"  {finding.name:<16} {finding.value}")
-        if finding.advice:
-            print(f"  {'':<16} -> {finding.advice}")
-        if finding.fatal:
-            fatal.append(finding)
-    return fatal
+        printed.append(finding)
+    refuse(printed)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Print the report, and what a command needs.
 
-    Returns:
-        0 when the main job and that command can run here, 1 when something is missing.
+    Raises ``ConfigError`` where the main job or that command cannot run here; its
+    message says what helps.
     """
     if [*arguments] == ["--help"]:
         print(USAGE)
@@ -308,15 +279,8 @@ def main(arguments: Sequence[str]) -> int:
     else:
         raise UsageError(USAGE)
     command = shlex.join(["rl-caption", name, *options])
-    fatal = _print(environment())
-    if not fatal:
-        print(f"\nConfiguration of {command}")
-        fatal = _print(preflight(stages, bool(words)))
-    if not fatal:
-        print(f"\nIt can run here: {command}")
-        return 0
-    names = ", ".join(finding.name for finding in fatal)
-    print(f"\nIt cannot run here: {command}: {names}")
-    advice = dict.fromkeys(finding.advice or finding.value for finding in fatal)
-    print(f"To repair it: {'; then '.join(advice)}")
-    return 1
+    _print(environment())
+    print(f"\nConfiguration of {command}")
+    _print(preflight(stages, bool(words)))
+    print(f"\nIt can run here: {command}")
+    return 0

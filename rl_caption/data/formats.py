@@ -93,8 +93,9 @@ def build_data(config: DataConfig) -> Splits:
     target, name = _target(config)
     path = config.path
     is_local = config.format != "hub" and config.target is None
-    if config.source and path and is_local and not Path(path).exists():
-        raise DataError(f"data.path {path!r} does not exist. It takes {config.source}")
+    if path and is_local and not Path(path).exists():
+        takes = config.source or "a file or folder on this machine"
+        raise DataError(f"data.path {path!r} does not exist. It takes {takes}")
     kept = (ConfigError, DataError)
     wrong = (TypeError, ValueError, AttributeError, LookupError)
     with (

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.elastic.utils.distributed import get_free_port
 from torch.nn.parallel import DistributedDataParallel
@@ -71,6 +71,7 @@ def record_buckets(model: Any) -> dict[int, int]:
     buckets: dict[int, int] = {}
 
     def all_reduce(group, bucket):  # type: ignore[no-untyped-def]  # DDP refuses annotations that are strings
+        """DDP's own all-reduce, which notes the memory of each bucket."""
         if bucket.index() == 0:
             buckets.clear()
         storage = bucket.buffer().untyped_storage()
@@ -115,6 +116,25 @@ def count_bytes(buckets: dict[int, int]) -> int:
     return sum((storages | buckets).values())
 
 
+def wide_policy() -> nn.Module:
+    """A captioner of two wide layers, most of whose memory is parameters."""
+    from rl_caption.captioners.modeling import (
+        CaptionTransformer,
+        CaptionTransformerConfig,
+    )
+
+    shape = CaptionTransformerConfig(
+        vocab_size=64,
+        d_model=512,
+        encoder_layers=1,
+        decoder_layers=1,
+        ffn_dim=2048,
+        image_size=32,
+        max_positions=8,
+    )
+    return CaptionTransformer(shape)
+
+
 def work(
     rank: int, processes: int, engine: str, port: int
 ) -> tuple[int, dict[str, float]]:
@@ -123,10 +143,6 @@ def work(
     """
     if processes > 1 or engine != "plain":  # a launcher; without one there is no DDP
         os.environ.update(environment(engine) | launched(rank, processes, port))
-    from rl_caption.captioners.modeling import (
-        CaptionTransformer,
-        CaptionTransformerConfig,
-    )
     from rl_caption.config.schema import RunConfig, TrainConfig
     from rl_caption.runtime.engines import backward_all, build_accelerator
     from rl_caption.runtime.zero import (
@@ -138,18 +154,9 @@ def work(
 
     train = TrainConfig(threads=1, batch_size=2 * processes, micro_batch_size=1)
     accelerator = build_accelerator(train, RunConfig())
-    shape = CaptionTransformerConfig(
-        vocab_size=64,
-        d_model=512,
-        encoder_layers=1,
-        decoder_layers=1,
-        ffn_dim=2048,
-        image_size=32,
-        max_positions=8,
-    )
     gc.collect()
     gc.freeze()  # objects of before are not counted
-    policy = CaptionTransformer(shape)
+    policy = wide_policy()
     count = sum(parameter.numel() for parameter in policy.parameters())
     model, optimizer = prepare(
         accelerator, policy, torch.optim.AdamW(policy.parameters())
@@ -163,6 +170,7 @@ def work(
     seen = dict.fromkeys(MOMENTS, 0)
 
     def loss(moment: str | None = None) -> Tensor:
+        """A loss; the memory of ``moment`` is noted before it."""
         if moment:
             seen[moment] = held(buckets)
         return model(**inputs).logits.float().mean()

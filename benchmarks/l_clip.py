@@ -188,6 +188,7 @@ def measure_step(
     logs: dict[str, list[dict[str, float]]] = {}
 
     def step(name: str, reward: MixedReward) -> None:
+        """Take a step with a reward, and keep what it logs."""
         started = time.perf_counter()
         bench.reward = reward
         log = our_step(bench, batch)

@@ -143,6 +143,7 @@ def our_step(
     )
 
     def step() -> None:
+        """Take a step of this package."""
         batch = CaptionBatch(rows, captioner.preprocess(rows))
         for _ in task.training_step([batch], 0):
             optimizer.step()
@@ -179,6 +180,7 @@ def trl_step(
     batches = iter(trainer.get_train_dataloader())
 
     def step() -> None:
+        """Take a step of TRL's trainer."""
         nonlocal batches
         inputs = next(batches, None)
         if inputs is None:

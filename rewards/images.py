@@ -61,6 +61,7 @@ def list_images(folder: str | Path, *, recursive: bool = True) -> Iterator[Path]
     """
 
     def fail(error: OSError) -> None:
+        """Raise what ``os.walk`` would pass over."""
         raise error
 
     for path, folders, names in os.walk(folder, onerror=fail, followlinks=True):

@@ -104,6 +104,7 @@ def _frame_files(folder: str, stamp: tuple[int, int, int, int]) -> list[str]:
     """Paths of the images in a folder, of which ``stamp`` is the ``file_stamp``."""
 
     def natural(file: Path) -> list[tuple[int, str]]:
+        """Sort key that puts frame 10 after frame 9."""
         return [
             (int(piece), "") if piece.isdecimal() else (-1, piece)
             for piece in re.split(r"(\d+)", file.name)

@@ -511,7 +511,7 @@ def _last_blocks(encoder: nn.Module, count: int) -> list[str]:
     """
 
     def size(module: nn.Module) -> int:
-        # Without vocabularies, which outweigh all layers.
+        """Number of parameters without vocabularies, which outweigh all layers."""
         layers = [own for own in module.modules() if not isinstance(own, nn.Embedding)]
         return sum(
             own.numel() for layer in layers for own in layer.parameters(recurse=False)

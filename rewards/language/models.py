@@ -332,6 +332,7 @@ class EndpointModel:
         client = OpenAI(api_key=key, **self.options)
 
         def ask(question: Question) -> Answer:
+            """One request, and what its answer says."""
             where = f"{question.where}: the answer of {self.url}"
             with naming(where, (OpenAIError, RewardError, *MALFORMED), RewardError):
                 completion = client.chat.completions.create(

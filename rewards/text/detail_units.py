@@ -83,6 +83,7 @@ def default_tagger() -> Tagger:
     pattern = module.PatternTagger()
 
     def tag(sentences: Sequence[Sequence[str]]) -> list[list[str]]:
+        """Part of speech of each word of each sentence."""
         tagged = []
         for words in sentences:
             # A slash separates word and tag in the library's text format.

@@ -161,8 +161,7 @@ def decode_tree(
         prefixes = Prefixes(tokens, parent, image[parent])
         many = len(tokens) > (1 - COMPACT_AT) * len(image)
         if many and (parent.diff() > 0).all():
-            # None have parted and few have ended: all rows stay, the ended ones with padding as
-            # their next token.
+            # None have parted: all rows stay, the few ended ones with padding as next token.
             prefix = parent[prefix]
             newest = torch.full_like(image, captioner.pad_token_id)
             newest[parent] = tokens
@@ -305,6 +304,7 @@ def logits_without_cache(
     ids = torch.full((len(first), 1), captioner.pad_token_id, device=first.device)
 
     def next_logits(prefixes: Prefixes | None) -> Tensor:
+        """Logits [N, V] after each prefix, all tokens of which are computed anew."""
         nonlocal ids
         expanded = inputs
         if prefixes is not None:

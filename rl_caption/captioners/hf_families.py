@@ -268,6 +268,7 @@ class VisionEncoderDecoder(Family):
         sources = (model.config, model.generation_config, decoder)
 
         def token(*keys: str) -> Any:
+            """The first id under ``keys`` in the sources, or else the tokenizer's."""
             found = [getattr(source, key, None) for key in keys for source in sources]
             return first_token(*found, getattr(tokenizer, keys[-1]))
 

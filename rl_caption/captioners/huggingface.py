@@ -313,6 +313,7 @@ class HuggingFaceCaptioner(Captioner):
         state: State | None = None
 
         def next_logits(prefixes: Prefixes | None) -> Tensor:
+            """Logits [N, V] after each prefix; the state of the call before is kept."""
             nonlocal state
             if prefixes is None:
                 logits, state = policy(**inputs, max_tokens=max_new_tokens)

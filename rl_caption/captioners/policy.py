@@ -327,6 +327,7 @@ class Policy(nn.Module):
         first: list[Tensor] = []  # hidden states before the captions' first tokens
 
         def last_kept(hidden: Tensor) -> Tensor:
+            """Keep the last hidden state of each row, and compute its logits alone."""
             first.append(hidden[:, -1:])
             return first[0]
 
@@ -369,6 +370,7 @@ def output_of(text_model: Any, chosen: Callable[[Tensor], Tensor]) -> Any:
     """
 
     def choose(_: nn.Module, arguments: Any) -> Any:
+        """Forward pre-hook that leaves the chosen hidden states."""
         return chosen(arguments[0]), *arguments[1:]
 
     return text_model.get_output_embeddings().register_forward_pre_hook(choose)

@@ -196,6 +196,7 @@ class _Check:
         calls = itertools.count()
 
         def allowed(*_: Any) -> list[int]:
+            """The next token of a caption; called for each caption at each step."""
             step, number = divmod(next(calls), len(captions))
             return [captions[number][step]]
 
@@ -288,6 +289,7 @@ def _prepared(policy: Policy, device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
 
         def change(owner: Any, name: str, value: Any) -> None:
+            """Set an attribute until the stack is closed."""
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, value)
 

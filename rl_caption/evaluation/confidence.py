@@ -103,6 +103,7 @@ def estimates(
     names, owners = np.unique(groups, return_inverse=True)
 
     def of_images(images: NDArray[np.int64]) -> Sequence[float] | Floats:
+        """The statistic of drawn groups, whose indices are given."""
         return statistic(np.bincount(images, minlength=len(names))[owners])
 
     with warnings.catch_warnings():  # of resamples in which a statistic is not defined
@@ -224,6 +225,7 @@ def _p_values(a: Sums, b: Sums, resamples: int, seed: int) -> list[float]:
     total_a, total_b = a.per_image.sum(axis=0), b.per_image.sum(axis=0)
 
     def difference(exchanged: Weights, _: Weights, axis: int) -> Floats:
+        """The K differences where the systems have exchanged captions of images."""
         shift = exchanged.reshape(-1, len(moved)).astype(np.float64) @ moved
         metrics = b.metrics(total_b - shift) - a.metrics(total_a + shift)
         return metrics if exchanged.ndim > 1 else metrics[0]

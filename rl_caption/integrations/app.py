@@ -50,6 +50,7 @@ def make_app(config: ServeConfig, reward: MixedReward) -> FastAPI:
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Any) -> Response:
+        """Refuse by the headers, and bodies that take too long to arrive."""
         refused = refusal_by_headers(request.headers, request.method, config.max_mb)
         try:
             async with asyncio.timeout(BODY_SECONDS):

@@ -98,6 +98,7 @@ def fit_combination(
     penalties = np.append(np.full(features.shape[1] - 1, l2), 0.0)
 
     def objective(weights: Floats) -> tuple[float, Floats]:
+        """Penalised logistic loss, and its gradient."""
         margins = signs * (features @ weights)
         loss = np.logaddexp(0, -margins).sum() + penalties @ weights**2 / 2
         slopes = features.T @ (signs * expit(-margins))

@@ -60,6 +60,7 @@ def curate(config: CurateConfig) -> str:
         return {"captions": measure_rows(config, rows, rewards)}
 
     def report(rows: Rows) -> Report:
+        """The table of the steps, and the rows with the captions that are left."""
         captions = [one for row in rows for one in row["captions"]]
         steps = select(config, captions)
         *_, left = steps.values()

@@ -51,6 +51,7 @@ def recaption(config: RecaptionConfig) -> str:
     recaptioner = load_writer(config.recaptioner, "recaptioner")
 
     def columns(split: str, rows: Sequence[Row]) -> Columns:
+        """One caption of each row."""
         written = captions_of(recaptioner, split, rows)
         if max(map(len, written)) > 1:
             raise DataError(
@@ -108,6 +109,7 @@ def write_negatives(config: WriteNegativesConfig) -> str:
     writer = load_writer(config.writer, "writer")
 
     def columns(split: str, rows: Sequence[Row]) -> Columns:
+        """Answers to each reference, but for those that are true of the image."""
         captions = [caption for row in rows for caption in row["references"]]
         answers = iter(answers_of(writer, captions, list[str]))
         negatives: list[list[list[str]]] = []

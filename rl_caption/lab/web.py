@@ -86,6 +86,7 @@ def make_table(config: WebConfig) -> Table:
         captioners[name].policy.to(accelerator.device)
 
     def table(photos: Sequence[str] | None, references: str) -> list[list[Any]]:
+        """A line for each photo and captioner: caption, and scores of the judges."""
         texts = [line.strip() for line in references.splitlines() if line.strip()]
         rows: list[Row] = []
         for photo in dict.fromkeys(photos or []):

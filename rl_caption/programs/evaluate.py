@@ -141,8 +141,7 @@ def evaluate_split(config: EvaluateConfig) -> str:
 
 
 def compare_systems(config: CompareConfig) -> str:
-    """Judge two files of captions of the same images, test their differences, and
-    return the tables.
+    """Judge two files of captions of the same images; return tables with their differences.
 
     Of a run, ``export/best`` captions the split first. Writes a folder for each system
     as ``evaluate_split`` does, and ``comparison.json``.

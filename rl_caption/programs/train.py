@@ -60,20 +60,30 @@ def train_xe(config: XeConfig) -> TrainState:
         CaptionerError: ``model.init`` is no captioner.
         NonFiniteError: a loss or gradient is not finite; the weights are not changed by it.
     """
-    options, tokens, data = config.train, config.train.max_target_tokens, config.data
-    count, smoothing = options.captions_per_image, options.label_smoothing
+    options, tokens = config.train, config.train.max_target_tokens
     with open_run(config) as run:
         captioner = make_captioner(run, config, "train.max_target_tokens", tokens)
-        vocabulary, notes = captioner.vocabulary(), share_mode(run, captioner)
-        model = run.restore(captioner.policy, vocabulary=vocabulary, notes=notes)
+        model = run.restore(
+            captioner.policy,
+            vocabulary=captioner.vocabulary(),
+            notes=share_mode(run, captioner),
+        )
         return train(
             run,
-            CrossEntropyTask(run.accelerator, captioner, model, smoothing),
-            Collate(captioner, tokens, count, data.augment, options.seed),
+            CrossEntropyTask(
+                run.accelerator, captioner, model, options.label_smoothing
+            ),
+            Collate(
+                captioner,
+                tokens,
+                options.captions_per_image,
+                config.data.augment,
+                options.seed,
+            ),
             make_validation(run, config, captioner, tokens),
             partial(captioner.save_pretrained, captioner.policy),
             "val/cider",
-            f"{tokens} tokens, tokenizer {data.tokenizer}",
+            f"{tokens} tokens, tokenizer {config.data.tokenizer}",
             validate_first=config.model.init is not None,
         )
 
@@ -93,60 +103,75 @@ def train_scst(config: ScstConfig) -> TrainState:
         raise ConfigError(
             "model.init is not set: name a captioner, or train one: rl-caption run own"
         )
-    options, rollout, data = config.train, config.rollout, config.data
-    tokens, terms = rollout.max_new_tokens, config.reward.terms
+    tokens = config.rollout.max_new_tokens
     with open_run(config) as run:
         captioner = make_captioner(run, config, "rollout.max_new_tokens", tokens)
-        policy = captioner.policy
         reward, monitor = make_reward(run, config)
         monitor.notes |= share_mode(run, captioner)
-        advantage = build_advantage(options.advantage, options.advantage_kwargs)
-        objective = build_objective(
-            options.objective,
-            options.objective_kwargs,
-            options.loss_reduction,
-            options.kl_coef,
-        )
-        ref_policy = None
-        if getattr(objective, "needs_reference", False) or config.monitor.kl:
-            # Before the weights of a checkpoint are loaded: it is where the run started from.
-            ref_policy = _frozen_copy(policy, run.accelerator)
-        signature = scst_signature(reward, run.train_rows, config, objective)
-        vocabulary = captioner.vocabulary()
-        task = SelfCriticalTask(
-            run.accelerator,
-            captioner,
-            run.restore(policy, signature, vocabulary, monitor.notes),
-            reward,
-            advantage,
-            build_decoding(rollout, advantage),
-            objective,
-            seed=options.seed,
-            dropout=rollout.dropout,
-            ref_policy=ref_policy,
-            xe_weight=options.xe_weight,
-            label_smoothing=options.label_smoothing,
-            updates_per_rollout=options.updates_per_rollout,
-            weight_schedules={
-                name: term.schedule for name, term in terms.items() if term.schedule
-            },
-            temperature_schedule=rollout.temperature_schedule or (),
-        )
-        targets = tokens if options.xe_weight else None
+        targets = tokens if config.train.xe_weight else None
         state = train(
             run,
-            task,
-            Collate(captioner, targets, None, data.augment, options.seed),
+            make_task(run, config, captioner, reward, monitor.notes),
+            Collate(captioner, targets, None, config.data.augment, config.train.seed),
             make_validation(run, config, captioner, tokens, monitor),
-            partial(captioner.save_pretrained, policy),
+            partial(captioner.save_pretrained, captioner.policy),
             *make_metric(config, monitor),
         )
-        is_main = run.accelerator.is_main_process
-        if is_main and config.report and is_complete(run.folder):
+        if (
+            run.accelerator.is_main_process
+            and config.report
+            and is_complete(run.folder)
+        ):
             from rl_caption.programs.report.page import write_report
 
             write_report(run.folder, run.val_rows)
         return state
+
+
+def make_task(
+    run: Run,
+    config: ScstConfig,
+    captioner: Captioner,
+    reward: MixedReward,
+    notes: dict[str, Any],
+) -> SelfCriticalTask:
+    """Self-critical training of the captioner, whose policy is restored from the run's
+    checkpoint if there is one; so are ``notes``.
+    """
+    options, rollout = config.train, config.rollout
+    advantage = build_advantage(options.advantage, options.advantage_kwargs)
+    objective = build_objective(
+        options.objective,
+        options.objective_kwargs,
+        options.loss_reduction,
+        options.kl_coef,
+    )
+    ref_policy = None
+    if getattr(objective, "needs_reference", False) or config.monitor.kl:
+        # Before the weights of a checkpoint are loaded: it is where the run started from.
+        ref_policy = _frozen_copy(captioner.policy, run.accelerator)
+    signature = scst_signature(reward, run.train_rows, config, objective)
+    return SelfCriticalTask(
+        run.accelerator,
+        captioner,
+        run.restore(captioner.policy, signature, captioner.vocabulary(), notes),
+        reward,
+        advantage,
+        build_decoding(rollout, advantage),
+        objective,
+        seed=options.seed,
+        dropout=rollout.dropout,
+        ref_policy=ref_policy,
+        xe_weight=options.xe_weight,
+        label_smoothing=options.label_smoothing,
+        updates_per_rollout=options.updates_per_rollout,
+        weight_schedules={
+            name: term.schedule
+            for name, term in config.reward.terms.items()
+            if term.schedule
+        },
+        temperature_schedule=rollout.temperature_schedule or (),
+    )
 
 
 def make_captioner(
@@ -155,8 +180,10 @@ def make_captioner(
     """The captioner, which must have positions for captions of ``max_tokens`` tokens,
     the value of ``key``.
     """
-    data, references = config.data, references_of(run.train_rows)
-    captioner = build_captioner(config.model, references, data.cache_mb, data.tokenizer)
+    data = config.data
+    captioner = build_captioner(
+        config.model, references_of(run.train_rows), data.cache_mb, data.tokenizer
+    )
     if data.features_root is not None and captioner.input_kind == "pixels":
         raise ConfigError(
             f"data.features_root is {data.features_root!r}, but the captioner reads images: leave "
@@ -195,16 +222,19 @@ def make_validation(
         length_penalty=options.length_penalty or 0.0,
         batch_size=options.batch_size,
     )
-    tokenizer = config.data.tokenizer
-    return partial(validate_captions, run, captioner, decoding, tokenizer, monitor)
+    return partial(
+        validate_captions, run, captioner, decoding, config.data.tokenizer, monitor
+    )
 
 
 def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonitor]:
     """The reward and the monitor of reward hacking; the images that either reads are checked."""
     accelerator, data, tokenizer = run.accelerator, config.data, config.data.tokenizer
-    texts, references = references_of(run.train_rows), references_of(run.val_rows)
+    references = references_of(run.val_rows)
     with accelerator.main_process_first():
-        reward = build_reward(config.reward, texts, run.folder, tokenizer)
+        reward = build_reward(
+            config.reward, references_of(run.train_rows), run.folder, tokenizer
+        )
         judges = build_judges(
             config.monitor.judges, reward, references, tokenizer=tokenizer
         )
@@ -220,10 +250,15 @@ def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonit
     scores = {reward.__name__: reward} | dict(monitor.judges)
     names = [name for name, score in scores.items() if "image" in score.columns]
     if data.features_root is not None and names:
-        rows, cache = [*run.train_rows, *run.val_rows], run.folder / CHECKED_IMAGES
+        rows = [*run.train_rows, *run.val_rows]
         # The others then find the verdicts in the cache.
         with accelerator.main_process_first():
-            check_row_images(rows, " and ".join(names), data.check_images, cache)
+            check_row_images(
+                rows,
+                " and ".join(names),
+                data.check_images,
+                run.folder / CHECKED_IMAGES,
+            )
     return reward, monitor
 
 

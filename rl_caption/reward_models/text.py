@@ -141,6 +141,7 @@ class LanguageModelConfig(TextConfig):
         longest = most_tokens(model.config, tokenizer)
 
         def encode(captions: Sequence[str]) -> list[list[int]]:
+            """Token ids of captions between two end tokens, cut where the model ends."""
             token_ids = tokenizer(list(captions), add_special_tokens=False)["input_ids"]
             return [[end, *tokens, end][:longest] for tokens in token_ids]
 

@@ -151,6 +151,7 @@ def stop_requests(leave: bool = False) -> Iterator[Callable[[], bool]]:
     first: tuple[int, float] | None = None
 
     def note(number: int, frame: FrameType | None) -> None:
+        """Note the first signal; end at once where another request comes."""
         nonlocal first
         if first is None:
             first = number, time.monotonic()
@@ -186,6 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     stopped: list[int] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
+        """Send the signal to the training; before there is one, end."""
         children = psutil.Process().children()
         if not children:
             raise SystemExit(128 + number)

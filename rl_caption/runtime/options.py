@@ -149,6 +149,7 @@ def check_options(
     model = create_model("Options", __config__=rules, **takes)  # type: ignore[call-overload]
 
     def key_of(loc: tuple[int | str, ...]) -> str:
+        """Key of the configuration that an error is about."""
         section = key.rpartition(".")[0] if loc[0] in beside else key
         return dotted((section, *loc))
 

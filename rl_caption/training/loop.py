@@ -56,6 +56,7 @@ def train(
     run.start(task.name, metric, measured)
 
     def check_model(logged: Mapping[str, float]) -> None:
+        """Validate, export the best model, log."""
         run.check_weights()
         started = time.perf_counter()
         with gathered_parameters(run.accelerator, run.model):

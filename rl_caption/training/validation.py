@@ -119,8 +119,7 @@ def validate_captions(
 
     Args:
         run: its validation images, its folder.
-        captioner: whose policy is validated.
-        decoding: of the captions.
+        captioner, decoding: whose policy is validated, and how it captions.
         tokenizer: name of the tokenizer of CIDEr-D and of lengths.
         monitor: of reward hacking; it may end the run.
         step: the policy's.

@@ -84,6 +84,7 @@ def rated_figures(
     main = list(dict.fromkeys([*judged.published, "tau_b", "tau_c"]))
 
     def statistic(weights: Weights) -> list[float]:
+        """Correlations of a resample, in which item i is ``weights[i]`` times."""
         drawn = np.repeat(both, weights, axis=1)
         return [_correlate(name, drawn) for name in main]
 
@@ -222,6 +223,7 @@ def _accuracies(
     by_kind = judged.summary == "kinds"
 
     def rates(weights: Weights) -> Floats:
+        """Accuracies of a resample: of each kind, then of all."""
         accuracies = np.bincount(numbers, weights * won) / np.bincount(numbers, weights)
         # A resample may lack a kind, which its mean leaves out.
         summary = (

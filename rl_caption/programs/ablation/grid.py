@@ -151,6 +151,7 @@ def trained(runs: Sequence[Run], num_parallel: int) -> Iterator[tuple[Run, int]]
     running: list[tuple[Run, subprocess.Popen[bytes], str | None]] = []
 
     def start() -> None:
+        """Start the next run on a device that is free."""
         run, device = waiting.pop(0), devices.pop(0)
         running.append((run, _start(run, device), device))
 

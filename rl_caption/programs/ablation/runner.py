@@ -73,6 +73,7 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
         def scores_of(
             model: str | Path, trained: ScstConfig, folder: Path
         ) -> dict[str, float]:
+            """Metrics of a captioner; what they depend on is noted."""
             scores = evaluate_captioner(model, trained, config, judges, folder)
             for key, why in scores.left_out.items():
                 notes[f"{key} is left out: {why}"] = None
@@ -82,6 +83,7 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
             return scores.metrics
 
         def measure(run: Run) -> dict[str, float | None]:
+            """Metrics of a trained run, and the step of its first alarm."""
             model = run.folder / "export" / config.policy
             if damage(model) is not None:
                 raise CheckpointError(

@@ -239,6 +239,7 @@ def select_images(systems: Captions, scores: Scores, limit: int) -> list[str]:
     ids = list(dict.fromkeys(i for captions in systems.values() for i in captions))
 
     def change(image_id: str) -> float:
+        """How far the scores of an image's captions lie apart."""
         values = [own[image_id] for own in scores.values() if image_id in own]
         return max(values, default=0) - min(values, default=0)
 

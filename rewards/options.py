@@ -46,7 +46,7 @@ def dotted(path: tuple[int | str, ...]) -> str:
             text += f"[{part}]"
         elif not _UNION.fullmatch(part):
             text += f".{part}"
-    return text.removeprefix(".")
+    return text.lstrip(".")
 
 
 def sentence(item: Any, key: str) -> str:
@@ -65,14 +65,14 @@ def sentence(item: Any, key: str) -> str:
 
 
 def sentences(
-    error: ValidationError,
-    unknown: Callable[[str], str],
-    key_of: Callable[[tuple[int | str, ...]], str] = dotted,
+    error: ValidationError, unknown: Callable[[str], str], where: str = ""
 ) -> str:
-    """What is wrong with the first three keys; ``unknown`` makes the sentence of one that is not there."""
+    """What is wrong with the first three keys, which are inside ``where``; ``unknown``
+    makes the sentence of one that is not there.
+    """
     found: dict[str, str] = {}
     for item in error.errors(include_url=False):
-        key = key_of(item["loc"])
+        key = dotted((where, *item["loc"]))
         is_unknown = item["type"] == "extra_forbidden"
         text = unknown(key) if is_unknown else sentence(item, key)
         if key in found and item["type"] != "value_error":  # another type of a union

@@ -18,11 +18,10 @@ from pydantic import (
     Field,
     PydanticUserError,
     ValidationError,
-    create_model,
 )
 
 import rewards.options
-from rewards.options import adapter, dotted, sentences
+from rewards.options import adapter, sentences
 from rewards.options import check_type as check_type
 from rewards.options import target_name as target_name
 from rl_caption.runtime.errors import (
@@ -135,39 +134,23 @@ def check_options(
         required: whether missing ones are wrong, too.
 
     Raises:
-        ConfigError: with a sentence for each that is wrong.
+        ConfigError: the first that is wrong.
     """
-    takes, extra = {}, "forbid"
-    for option, parameter in options_of(target, skip).items():
-        if parameter.kind is parameter.VAR_KEYWORD:
-            extra = "allow"
-        elif parameter.kind is not parameter.VAR_POSITIONAL:
-            is_required = required and parameter.default is parameter.empty
-            kind = _checkable(parameter.annotation)
-            takes[option] = (kind, ... if is_required else None)
-    rules: Any = {"extra": extra, "allow_inf_nan": False, "protected_namespaces": ()}
-    model = create_model("Options", __config__=rules, **takes)  # type: ignore[call-overload]
-
-    def key_of(loc: tuple[int | str, ...]) -> str:
-        """Key of the configuration that an error is about."""
-        section = key.rpartition(".")[0] if loc[0] in beside else key
-        return dotted((section, *loc))
-
-    def unknown(where: str) -> str:
-        return f"{where} is no option: {name} takes {', '.join(takes) or 'none'}"
-
-    try:
-        model.model_validate_json(json.dumps(kwargs), strict=True)
-    except ValidationError as error:
-        raise ConfigError(sentences(error, unknown, key_of)) from error
-
-
-def _checkable(annotation: Any) -> Any:
-    """An annotation, or Any where pydantic does not know it."""
-    try:
-        return annotation if adapter(annotation) else Any
-    except (NameError, PydanticUserError, TypeError):
-        return Any
+    options = options_of(target, skip)
+    signature = inspect.Signature([*options.values()])
+    takes = ", ".join(options) or "no options"
+    section = key.rpartition(".")[0] if beside else key
+    with config_errors(f"{section}: {name} takes {takes}"):
+        (signature.bind if required else signature.bind_partial)(**kwargs)
+    for option in options.keys() & kwargs:
+        where = f"{section if option in beside else key}.{option}"
+        try:
+            checker = adapter(options[option].annotation)
+            checker.validate_json(json.dumps(kwargs[option]), strict=True)
+        except ValidationError as error:
+            raise ConfigError(sentences(error, str, where)) from error
+        except (NameError, PydanticUserError, TypeError):
+            pass  # a type that pydantic does not know
 
 
 def build_target(

@@ -87,7 +87,7 @@ def test_greedy_captions_are_decoded_where_it_asks_for_them():
 
 
 def test_an_option_that_it_does_not_have_is_refused_by_name():
-    with pytest.raises(ConfigError, match=r"train\.advantage_kwargs\.rewards is"):
+    with pytest.raises(ConfigError, match=r"train.advantage_kwargs: .*'rewards'"):
         build_advantage(NAME, {"rewards": 1})
 
 

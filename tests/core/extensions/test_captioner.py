@@ -190,7 +190,7 @@ def test_captions_without_a_cache_are_those_of_each_caption_alone():
             {"target": "tests.core.extensions.test_captioner:Gru"},
             "expected a class that inherits from",
         ),
-        ({"target": NAME, "kwargs": {"widht": 3}}, "model.kwargs.widht is no option"),
+        ({"target": NAME, "kwargs": {"widht": 3}}, "takes width: got an unexpected"),
         ({"target": NAME, "kwargs": {"width": 0}}, "model.kwargs.width is 0"),
     ],
 )

@@ -74,11 +74,11 @@ MISTAKES = """
 --train.batch_size 1.5                       | train.batch_size is 1.5: expected a valid integer
 --rollout.temperature 1e-9                   | rollout.temperature is 1e-09: expected at least 0.000001
 --model.prompt a                             | there is no key model.prompt here: it is for A saved
---data {format: scenes, path: d}             | data.path is no option: data.format scenes takes
+--data {format: scenes, path: d}             | data.format scenes takes num_train, num_val, num_test
 --data {format: scenes, kwargs: {image_size: 4}} | data.kwargs.image_size is 4: expected at least 16
 --data.format karpaty                        | data.format is 'karpaty' (did you mean karpathy?)
 --train.advantage leave_two_out              | train.advantage is 'leave_two_out' (did you mean
---train.advantage_kwargs.size 3              | train.advantage_kwargs.size is no option: leave_one_out
+--train.advantage_kwargs.size 3              | train.advantage_kwargs: leave_one_out takes no options: got
 --train.updates_per_rollout 2                | train.updates_per_rollout is 2
 --rollout.num_samples 1                      | rollout.num_samples is 1: leave_one_out
 --rollout.num_samples=1 --train.objective=risk --train.advantage=none | is 1: risk

@@ -153,12 +153,13 @@ class _Check:
             self.policy.mode = mode
             try:
                 sampled = self._together() if mode.prefix == "none" else self._decoded()
-                difference = self._difference(self._scored(), sampled)
+                scored, encoded = self._scored()
+                difference = self._difference(scored, sampled)
             except Exception as error:  # noqa: BLE001 - whatever a model raises
                 problem = error
                 difference = math.inf
             if difference <= tolerance:
-                return Verdict(mode, difference, *self._dependencies())
+                return Verdict(mode, difference, *self._dependencies(scored, encoded))
             least = min(least, difference)
         raise CaptionerError(
             f"a {self.captioner.family.name!r} cannot be trained: log-probabilities of captions "
@@ -212,15 +213,15 @@ class _Check:
         )
         return torch.stack(output.logits, 1)
 
-    def _scored(self) -> Tensor:
-        """Logits by teacher forcing; visual tokens are of each row alone, as where the
-        vision tower is frozen.
+    def _scored(self) -> tuple[Tensor, Inputs]:
+        """Logits by teacher forcing, and the encoded images where the policy takes them:
+        of each row alone, as where the vision tower is frozen.
         """
-        inputs = self.inputs
+        encoded: Inputs = {}
         if self.policy.takes_features:
-            inputs = self.policy.encode(inputs, each=True)
-        logits: Tensor = self.policy(**inputs, token_ids=self.ids)
-        return logits
+            encoded = self.policy.encode(self.inputs, each=True)
+        inputs = encoded or self.inputs
+        return self.policy(**inputs, token_ids=self.ids), encoded
 
     @torch.no_grad()
     def _decoded(self) -> Tensor:
@@ -237,18 +238,17 @@ class _Check:
             logits.append(torch.stack(steps, 1))
         return torch.cat(logits).unflatten(0, self.ids.shape[:2])
 
-    def _dependencies(self) -> tuple[list[str], list[str]]:
+    def _dependencies(
+        self, scored: Tensor, encoded: Inputs
+    ) -> tuple[list[str], list[str]]:
         """Names of the parameters that encoded images depend on, and of those that nothing does.
 
         An expert that these captions did not meet may be met by others.
         """
         parameters = dict(self.policy.model.named_parameters())
-        read = _leaves([self._scored()])
-        visual = set()
-        if self.policy.takes_features:
-            encoded = self.policy.encode(self.inputs, each=True)
-            values = [getattr(value, "value", value) for value in encoded.values()]
-            visual = _leaves(tree_leaves(values))
+        read = _leaves([scored])
+        values = [getattr(value, "value", value) for value in encoded.values()]
+        visual = _leaves(tree_leaves(values))
         unused = [name for name, p in parameters.items() if id(p) not in read]
         return (
             [name for name, p in parameters.items() if id(p) in visual],

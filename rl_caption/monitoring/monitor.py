@@ -108,8 +108,7 @@ class HackingMonitor:
         if is_start:
             start["findings"] = asdict(now)
         # There is no training step before the start: the first one that is known stands for it.
-        for key, value in policy.items():
-            start.setdefault("policy", {}).setdefault(key, value)
+        start["policy"] = {**policy, **start.get("policy", {})}
         peaks = {name: Peak(**peak) for name, peak in memory["peaks"].items()}
         memory["peaks"] = {
             name: asdict(peak) for name, peak in updated_peaks(peaks, now, step).items()
@@ -118,9 +117,7 @@ class HackingMonitor:
         if not is_start:
             evidence = judge_alarm(now, began, self.references, self.thresholds, peaks)
             if total > began.reward:
-                evidence |= policy_signs(
-                    policy, start.get("policy", {}), self.thresholds
-                )
+                evidence |= policy_signs(policy, start["policy"], self.thresholds)
         elif step > 0:
             messages.append(
                 "monitor: the checkpoint has no values of the starting policy under "

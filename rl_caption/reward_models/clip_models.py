@@ -82,18 +82,15 @@ def train_embeddings(
         validated: what else ``EmbeddingValidator`` measures: ``negatives`` or ``triplets``.
         **collated: what else ``PairCollate`` takes.
     """
-    options = config.train
-    tokens = model.texts
+    options, tokens = config.train, model.texts
     objective = config.objective()
-    measured = signature
-    best_by = getattr(config.eval, "best_by", None)
+    best_by, measured = getattr(config.eval, "best_by", None), signature
     if best_by is not None:
         # Its value depends on the batch, the loss and the negatives.
         sections = config.model_dump(include={"loss", "negatives"})
         metric = best_by
         measured = f"train.batch_size {options.batch_size}, {sections}"
-    opposed = (validated or {}).get("negatives")
-    if metric == "val/hard_negatives" and not opposed:
+    if metric == "val/hard_negatives" and not (validated or {}).get("negatives"):
         raise ConfigError(
             f"eval.best_by is {metric!r}, but the first captions of the validation split have no "
             "hard negatives: see negatives.count and negatives.source"
@@ -132,14 +129,7 @@ def train_embeddings(
     target = teacher or attrgetter("targets")
     task = EmbeddingTask(run.accelerator, network, objective, target, config.task)
     return train(
-        run,
-        task,
-        collate,
-        validate,
-        model.export,
-        metric,
-        measured,
-        model.is_trained,
+        run, task, collate, validate, model.export, metric, measured, model.is_trained
     )
 
 

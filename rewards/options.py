@@ -100,8 +100,6 @@ def check_type(value: Any, annotation: Any, where: str, error: type[Exception]) 
     except ValidationError as found:
         item = found.errors(include_url=False)[0]
         key = dotted(item["loc"])
-        if item["type"] == "missing":
-            raise error(f"{where} has no {key!r}") from found
         raise error(sentence(item, f"{where}, {key!r}" if key else where)) from found
 
 

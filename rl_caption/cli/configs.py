@@ -1,7 +1,7 @@
 """The recipes that the package brings: what there is, and one of them to read, copy and change."""
 
+import re
 from collections.abc import Sequence
-from itertools import takewhile
 
 from rl_caption.cli.configuration import command_of, read_file
 from rl_caption.config.shipped import find_config, shipped_configs
@@ -19,9 +19,8 @@ def main(words: Sequence[str]) -> int:
         )
     described = []
     for name, file in shipped_configs().items():
-        lines = file.read_text(encoding="utf-8").splitlines()
-        comment = takewhile(lambda line: line.startswith("#"), lines)
-        about, *_ = "".join(line[1:] for line in comment).split(". ")
+        text = file.read_text(encoding="utf-8").removeprefix("# ")
+        about, *_ = re.split(r"\.\s", text.replace("\n# ", " "), maxsplit=1)
         described.append(f"{command_of(read_file(file))} {name}\n     {about}")
     print("\n".join(sorted(described)))
     print("\nrl-caption configs show NAME > mine.yaml copies one, to be changed.")

@@ -114,6 +114,7 @@ def _checked(
     section_type: type[Config], values: dict[str, Any], file: str | None
 ) -> Config:
     def unknown(key: str) -> str:
+        """That a key is not there. Raises ``ConfigError`` for another program's file."""
         command = file and command_of(values)
         if command:
             raise ConfigError(f"it is for another program: {command} {file}")
@@ -240,17 +241,6 @@ def alternatives(section_type: type[Section]) -> list[type[Section]]:
     return classes
 
 
-def fits(section_type: type[Section], values: Mapping[str, Any]) -> bool:
-    """Whether a section has all keys of ``values``."""
-    try:
-        section_type.of(values)
-    except ValidationError as error:
-        return all(item["type"] != "extra_forbidden" for item in error.errors())
-    except ConfigError:  # the values choose no alternative
-        return False
-    return True
-
-
 def command_of(values: Mapping[str, Any]) -> str | None:
     """The command that takes a file with these values; None if there is none."""
     if "stages" in values:
@@ -258,8 +248,9 @@ def command_of(values: Mapping[str, Any]) -> str | None:
     if "compute_environment" in values:
         return "accelerate launch --config_file"
     for name, program in installed_programs().items():
-        if program.config and fits(resolve_name(program.config), values):
-            return f"rl-caption {name} --config"
+        with suppress(ConfigError, ValidationError):
+            if program.config and resolve_name(program.config).of(values):
+                return f"rl-caption {name} --config"
     return None
 
 

@@ -126,7 +126,6 @@ def run_pipeline(name: str, words: Sequence[str]) -> list[Stage] | None:
     refuse(findings, reasons)
     if wishes["dry"]:
         return None
-    _wait_for_all()
     for number, (stage, action, _) in enumerate(planned, 1):
         if is_main:
             done = "finished, " if action == "skip" else ""
@@ -151,20 +150,6 @@ def _run(stage: Stage, action: str, is_main: bool) -> bool:
             (stage.folder / INPUTS).write_text(json.dumps(inputs_of(stage)))
     stage.start()
     return action == "run" or is_complete(stage.folder)
-
-
-def _wait_for_all() -> None:
-    """Let no process begin before all have looked at what is there."""
-    from rl_caption.runtime.launch import check_processes, processes_started
-
-    if processes_started()[1] > 1:
-        from accelerate import Accelerator
-
-        from rl_caption.runtime.engines import accelerator_kwargs
-
-        accelerator = Accelerator(**accelerator_kwargs())
-        check_processes(accelerator.num_processes)
-        accelerator.wait_for_everyone()
 
 
 def main(arguments: Sequence[str]) -> int:

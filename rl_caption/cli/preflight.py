@@ -7,9 +7,10 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from rewards.base import RewardError
@@ -120,6 +121,7 @@ def _package_findings(stage: Stage) -> Iterator[Finding]:
 
 def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
     """The models that a run starts from or scores with: on this machine, made before, or fetched."""
+    asked = []
     for key, value in stage.values.items():
         starts = key == "model.init" and stage.program in ("xe", "scst")
         if value is None and starts and stage.program == "scst":
@@ -134,35 +136,34 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
         if made := starts_from([value], before):
             yield Finding(key, f"{value}, which {made[-1]} makes")
         elif starts and HUB_NAME.fullmatch(value):
-            from rewards.model_files import ask_hub
-
-            yield _asked(key, value, ask_hub, value, "config.json")
+            asked.append(
+                (key, value, "rewards.model_files:ask_hub", value, "config.json")
+            )
         else:
             sources = [f"rl-caption run {name}" for name in makers(path)]
             sources += [ADDRESSES[path.name]] if path.name in ADDRESSES else []
             advice = f": it comes from {' or '.join(sources)}" if sources else ""
             yield Finding(key, f"{value!r} is not there{advice}", True)
-    teacher = stage.sections.get("teacher") or {}
-    encoders = [("teacher", teacher.get("name"), teacher.get("pretrained"))]
+    encoders = [("teacher", stage.sections.get("teacher") or {})]
     for reward, kwargs in rewards_of(stage.sections):
         if REWARDS[reward].startswith("rewards.clip."):
-            name = kwargs.get("backbone", DEFAULT_CLIP)
-            usual = "openai" if name == DEFAULT_CLIP else None
-            encoders.append((reward, name, kwargs.get("pretrained") or usual))
-    for key, name, tag in encoders:
+            encoders.append(
+                (reward, {"name": kwargs.get("backbone", DEFAULT_CLIP)} | kwargs)
+            )
+    for key, options in encoders:
+        name = options.get("name")
+        tag = options.get("pretrained") or ("openai" if name == DEFAULT_CLIP else None)
         if name and tag:
-            from rewards.clip.backbone import ask_for_weights
-
-            yield _asked(key, f"{name} with weights {tag}", ask_for_weights, name, tag)
-
-
-def _asked(key: str, what: str, ask: Callable[..., Any], *names: str) -> Finding:
-    """Whether weights can be had; ``ask`` raises where not."""
-    try:
-        ask(*names)
-    except (OSError, ValueError) as error:
-        return Finding(key, f"{what}: {error}", True)
-    return Finding(key, what)
+            what = f"{name} with weights {tag}"
+            asked.append(
+                (key, what, "rewards.clip.backbone:ask_for_weights", name, tag)
+            )
+    for key, what, ask, *names in asked:
+        try:
+            resolve_name(ask)(*names)
+            yield Finding(key, what)
+        except (OSError, ValueError) as error:
+            yield Finding(key, f"{what}: {error}", True)
 
 
 def _row_findings(stage: Stage) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 imported when it runs.
 """
 
-import importlib
+from importlib.util import find_spec
 from typing import NamedTuple
 
 
@@ -179,8 +179,4 @@ PROGRAMS = CORE | LAB
 
 def installed_programs() -> dict[str, Program]:
     """All programs, or those of the core where the lab is not installed."""
-    try:
-        importlib.import_module("rl_caption.lab")
-    except ModuleNotFoundError:
-        return CORE
-    return PROGRAMS
+    return PROGRAMS if find_spec("rl_caption.lab") else CORE

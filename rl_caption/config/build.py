@@ -15,11 +15,15 @@ from rewards.build import RewardBuilder
 from rewards.mixed import MixedReward
 from rewards.text.tokenize import TOKENIZER
 from rl_caption.captioners.base import Captioner, CaptionerError
-from rl_caption.captioners.config import Decoding, NewModelConfig, SavedModelConfig
+from rl_caption.captioners.config import (
+    Decoding,
+    ModelConfig,
+    NewModelConfig,
+    SavedModelConfig,
+)
 from rl_caption.captioners.loading import load_captioner, new_captioner
 from rl_caption.config.schema import (
     DataConfig,
-    ModelConfig,
     RewardConfig,
     RolloutConfig,
 )

@@ -1,17 +1,16 @@
-"""Configurations of ``evaluate``, with a class for each source of captions, and of the
-programs that are used from the command line alone.
+"""Configurations of ``evaluate``, and of the programs that are used from the command
+line alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
 from rewards.registry import available
 from rl_caption.captioners.config import Decoding
-from rl_caption.config.schema import DataConfig, PairsConfig, TrustConfig
+from rl_caption.config.schema import PairsConfig, TrustConfig
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Section, Seed
@@ -30,21 +29,50 @@ class RetrievalConfig(Section):
     """
 
 
-class EvaluateConfig(PairsConfig):
-    """``evaluate``: captions against references; ``--predictions F --help`` and ``--compare A B
-    --help`` list theirs.
+class RerankConfig(Section):
+    """Which of several captions of an image is chosen."""
 
-    The captions are of a captioner (``model``), of a file (``predictions``), or of two files (``compare``), each of which has keys of its own.
+    rerank: str | None = None
+    """Chooses one of several captions of an image: ``consensus`` (the most similar to
+    the others), or a reward that needs no references, by its name or as
+    ``package.module:Class``; null chooses the first.
+    """
+    rerank_kwargs: dict = {}
+    """Options of ``rerank``."""
+    seed: Seed = 0
+    """Of sampled captions and, in evaluations, of the bootstrap."""
+
+
+class EvaluateConfig(PairsConfig, RerankConfig):
+    """``evaluate``: captions against references. They are of two files (``compare``), of
+    one (``predictions``) or, where neither is set, of a captioner (``model``).
     """
 
-    data: DataConfig = Field(default_factory=DataConfig)
-    """Images and captions."""
+    model: str | None = None
+    """Folder of a saved captioner, such as ``runs/NAME/export/best``, or the name of a
+    model on the hub.
+    """
+    prompt: str | list[dict] | None = None
+    """Prompt of a model of Transformers; null uses the prompt that was saved with it, if any."""
+    predictions: str | None = None
+    """File of captions in COCO result format, or the folder of an evaluation."""
+    compare: list[str] = []
+    """Two files of captions in COCO result format, or folders of evaluations, compared
+    by a paired test. Without ``references`` and ``data``, two folders are compared on
+    the data that they name.
+    """
+    references: str | None = None
+    """Of files of captions: a file of references that do not belong to a split of ``data``."""
     split: str | None = None
     """Split of ``data`` or, if they have splits (Karpathy JSON), of ``references``;
     null is ``test``, or all images of references without splits.
     """
     decode: Decoding = Decoding()
     """Greedy, beam search or samples; read where a captioner writes the captions."""
+    candidates: bool = False
+    """Write all captions of an image with their scores to ``candidates.jsonl``, and
+    their diversity and the scores of the best of them to ``candidates_scores.json``.
+    """
     metrics: list[str] | str = ["bleu", "meteor", "rouge", "cider", "spice"]
     """``bleu``, ``meteor``, rouge, cider, spice: a list, or names separated by commas."""
     tokenizer: Literal["auto", "java", "python", "unicode", "char", "none"] = "auto"
@@ -57,8 +85,6 @@ class EvaluateConfig(PairsConfig):
     """Number of bootstrap resamples of images for the 95 % intervals and the paired
     test; 0 computes no intervals.
     """
-    seed: Seed = 0
-    """Of the bootstrap and of sampled captions."""
     judges: dict[str, JudgeConfig] = {}
     """Rewards whose means are further metrics, such as CLIPScore, by their column
     headings (docs/evaluation.md).
@@ -68,61 +94,16 @@ class EvaluateConfig(PairsConfig):
     report: bool = False
     """Also write ``report.html`` there (docs/report.md)."""
 
-    @classmethod
-    def choose(cls, values: Mapping[str, Any]) -> type[EvaluateConfig]:
-        """``compare`` or ``predictions`` where one is set, otherwise a captioner."""
-        if values.get("compare"):
-            return CompareConfig
-        has_file = values.get("predictions") is not None
-        return EvaluateFileConfig if has_file else EvaluateModelConfig
+    @model_validator(mode="after")
+    def _check_evaluate(self) -> Self:
+        if len(self.compare) not in (0, 2):
+            raise ConfigError(f"compare is {self.compare}: expected two files")
+        if self.compare and not self.bootstrap:
+            raise ConfigError("bootstrap is 0: compare needs resamples")
+        return self
 
 
-class EvaluateModelConfig(EvaluateConfig):
-    """Captions of a captioner."""
-
-    model: str | None = None
-    """Folder of a saved captioner, such as ``runs/NAME/export/best``, or the name of a
-    model on the hub.
-    """
-    prompt: str | list[dict] | None = None
-    """Prompt of a model of Transformers; null uses the prompt that was saved with it, if any."""
-    rerank: str | None = None
-    """Chooses one of several captions of an image: ``consensus`` (the most similar to
-    the others), or a reward that needs no references, by its name or as
-    ``package.module:Class``; null chooses the first.
-    """
-    rerank_kwargs: dict = {}
-    """Options of ``rerank``."""
-    candidates: bool = False
-    """Write all captions of an image with their scores to ``candidates.jsonl``, and
-    their diversity and the scores of the best of them to ``candidates_scores.json``.
-    """
-
-
-class EvaluateFileConfig(EvaluateConfig):
-    """Captions of a file."""
-
-    predictions: str | None = None
-    """File of captions in COCO result format, or the folder of an evaluation."""
-    references: str | None = None
-    """File of references that do not belong to a split of ``data``."""
-
-
-class CompareConfig(EvaluateConfig):
-    """Captions of two files, compared by a paired test."""
-
-    bootstrap: PositiveInt = 1000
-    """Number of bootstrap resamples of images for the intervals and the paired test."""
-
-    compare: Annotated[list[str], Field(min_length=2, max_length=2)] = []
-    """Two files of captions in COCO result format, or folders of evaluations. Without
-    ``references`` and ``data``, two folders are compared on the data that they name.
-    """
-    references: str | None = None
-    """File of references that do not belong to a split of ``data``."""
-
-
-class CaptionConfig(TrustConfig, Decoding):
+class CaptionConfig(TrustConfig, RerankConfig, Decoding):
     """``caption --model RUN/export/best PHOTO|FOLDER ...``: caption photos."""
 
     positional: ClassVar[str] = "photos"
@@ -133,12 +114,6 @@ class CaptionConfig(TrustConfig, Decoding):
     """Folder of a captioner, such as ``RUN/export/best``, or the name of a model on the hub."""
     prompt: str | None = None
     """Prompt of a model of Transformers; null uses the prompt that was saved with it, if any."""
-    rerank: str | None = None
-    """Chooses one of several captions: ``consensus``, or a reward that needs no references."""
-    rerank_kwargs: dict = {}
-    """Options of ``rerank``."""
-    seed: Seed = 0
-    """Of samples."""
     on_bad: Literal["fail", "skip"] = "fail"
     """What an image does that cannot be read."""
     out: str | None = None

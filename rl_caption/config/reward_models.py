@@ -113,7 +113,7 @@ class RewardModelConfig(TrustConfig):
         """The configuration class of the task. Raises ``ConfigError`` where there is none."""
         name = str(values.get("task") or "contrastive")
         config = load_target(name, "task", TASKS)
-        if not (isinstance(config, type) and issubclass(config, RewardModelConfig)):
+        if RewardModelConfig not in getattr(config, "__mro__", ()):
             raise ConfigError(
                 f"task is {name!r}: expected a class that inherits from RewardModelConfig"
             )

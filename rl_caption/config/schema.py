@@ -20,10 +20,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from rewards.registry import REWARDS, load
-from rl_caption.captioners.config import AnyModel, NewModelConfig
-from rl_caption.captioners.config import LoraConfig as LoraConfig
-from rl_caption.captioners.config import ModelConfig as ModelConfig
-from rl_caption.monitoring.config import JudgeConfig as JudgeConfig
+from rl_caption.captioners.config import AnyModel, ModelConfig, NewModelConfig
 from rl_caption.monitoring.config import MonitorConfig
 from rl_caption.runtime.errors import ConfigError, config_errors
 from rl_caption.runtime.options import (

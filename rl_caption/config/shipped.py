@@ -2,8 +2,9 @@
 from any folder.
 """
 
-import difflib
 from pathlib import Path
+
+from rewards.base import nearest
 
 FOLDER = Path(__file__).with_name("recipes")
 """In the repository a link to ``configs/``; in an installation its files."""
@@ -26,18 +27,16 @@ def find_config(name: str | Path) -> Path:
     any working directory.
 
     Raises:
-        FileNotFoundError: neither is there; the message lists the nearest names.
+        FileNotFoundError: neither is there; the message has the nearest name.
     """
     path = Path(name)
     if path.exists() and not path.is_dir():
         return path
     recipes = shipped_configs()
     recipe = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
-    if recipe in recipes:
-        return recipes[recipe]
-    short = {one.rpartition("/")[2]: one for one in recipes}
-    close = difflib.get_close_matches(recipe.rpartition("/")[2], short, cutoff=0.4)
-    nearest = ", ".join(short[match] for match in close)
-    raise FileNotFoundError(
-        f"{str(name)!r} is neither a file nor a recipe of the package: the nearest are {nearest}"
-    )
+    if recipe not in recipes:
+        raise FileNotFoundError(
+            f"{str(name)!r} is neither a file nor a recipe of the package: the nearest is "
+            f"{nearest(recipe, recipes)}"
+        )
+    return recipes[recipe]

@@ -11,12 +11,8 @@ from pydantic import (
 
 from rl_caption.captioners.config import Decoding
 from rl_caption.config.commands import RetrievalConfig
-from rl_caption.config.schema import (
-    DataConfig,
-    JudgeConfig,
-    PairsConfig,
-    TrustConfig,
-)
+from rl_caption.config.schema import DataConfig, PairsConfig, TrustConfig
+from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.options import Probability, Section, Seed
 
 Measure = Literal["characters", "words", "actions", "complexity"]

@@ -19,10 +19,7 @@ from rewards.base import Reward
 from rewards.clip.encoder import EncoderOptions
 from rewards.devices import is_main_process
 from rl_caption.config.commands import (
-    CompareConfig,
     EvaluateConfig,
-    EvaluateFileConfig,
-    EvaluateModelConfig,
     RetrievalConfig,
 )
 from rl_caption.config.schema import DataConfig
@@ -110,9 +107,7 @@ class _Images(NamedTuple):
 
 def evaluate(config: EvaluateConfig) -> str:
     """Evaluate captions of a model or a file, or compare those of two files; return the tables."""
-    if isinstance(config, CompareConfig):
-        return compare_systems(config)
-    return evaluate_split(config)
+    return compare_systems(config) if config.compare else evaluate_split(config)
 
 
 def evaluate_split(config: EvaluateConfig) -> str:
@@ -130,17 +125,17 @@ def evaluate_split(config: EvaluateConfig) -> str:
     evaluation = with_intervals(evaluation, config.bootstrap, seed=config.seed)
     (Path(config.out) / COMPARISON).unlink(missing_ok=True)
     paths = write_evaluation(evaluation, captions, config.out)
-    name, source = getattr(config, "model", ""), {"predictions": sha256_of(paths[0])}
-    if isinstance(config, EvaluateFileConfig):
-        name = Path(str(config.predictions)).stem
-        source = _source_of(str(config.predictions), captions)
+    name, source = str(config.model), {"predictions": sha256_of(paths[0])}
+    if config.predictions is not None:
+        name = Path(config.predictions).stem
+        source = _source_of(config.predictions, captions)
     write_json(Path(config.out) / SETTINGS, settings | source)
     print(f"wrote {' and '.join(str(path) for path in paths)}", file=sys.stderr)
     _report(config, rows)
     return format_table({name: evaluation})
 
 
-def compare_systems(config: CompareConfig) -> str:
+def compare_systems(config: EvaluateConfig) -> str:
     """Judge two files of captions of the same images; return tables with their differences.
 
     Of a run, ``export/best`` captions the split first. Writes a folder for each system
@@ -202,7 +197,7 @@ def compare_systems(config: CompareConfig) -> str:
     return f"{format_table(evaluations)}\n\n{table}"
 
 
-def _evaluated_run(config: CompareConfig, run: Path, name: str) -> str:
+def _evaluated_run(config: EvaluateConfig, run: Path, name: str) -> str:
     """Evaluate ``export/best`` of a run on the split of its data, and return the folder.
 
     A warning says where the split is the one by which the run chose its best model.
@@ -222,14 +217,14 @@ def _evaluated_run(config: CompareConfig, run: Path, name: str) -> str:
             split,
             run,
         )
-    shared = {key: getattr(config, key) for key in EvaluateConfig.model_fields}
     out, model = str(Path(config.out, name)), str(run / "export" / "best")
-    own = {"data": data, "split": split, "out": out, "report": False}
-    evaluate_split(EvaluateModelConfig(**shared | own, model=model))
+    own = {"data": data, "split": split, "out": out, "report": False, "model": model}
+    own |= {"compare": [], "predictions": None, "references": None}
+    evaluate_split(config.replace(**own))
     return out
 
 
-def _with_data_of_folders(config: CompareConfig) -> CompareConfig:
+def _with_data_of_folders(config: EvaluateConfig) -> EvaluateConfig:
     """``config`` with the data and the split that the folders of both evaluations name.
 
     It stays as it is where one names none. Raises ``ConfigError`` where they differ.
@@ -276,13 +271,13 @@ def score_captions(
         RewardError: a judge failed.
     """
     _check_settings(config)
-    if isinstance(config, EvaluateFileConfig):
-        read = read_captions(str(config.predictions))
+    if config.predictions is not None:
+        read = read_captions(config.predictions)
         images = _images(config, read.by)
-        chosen = _of_images(read, images, str(config.predictions))
+        chosen = _of_images(read, images, config.predictions)
         evaluation = _Scorer(config, images, chosen, judges).score(chosen)
         return evaluation, chosen, images.rows
-    if not isinstance(config, EvaluateModelConfig) or config.model is None:
+    if config.model is None:
         raise ConfigError(
             "set either model (a saved captioner), predictions (a file in COCO result format) or "
             "compare (two such files)"
@@ -309,7 +304,7 @@ def score_captions(
 
 
 def _check_settings(config: EvaluateConfig) -> None:
-    if getattr(config, "references", None) is None and config.data == DataConfig():
+    if config.references is None and config.data == DataConfig():
         raise ConfigError(
             "references and data.path are not set: name a file of references, or the data of the "
             "images"
@@ -323,10 +318,10 @@ def settings_of(config: EvaluateConfig) -> dict[str, Any]:
     """
     plain = config.model_dump(mode="json")
     settings = {"tokenizer": plain["tokenizer"]}
-    if getattr(config, "references", None) is None:
+    if config.references is None:
         data = {key: value for key, value in plain["data"].items() if key != "source"}
         settings |= {"data": data, "split": config.split or SPLIT}
-    if not isinstance(config, EvaluateModelConfig):
+    if config.compare or config.predictions is not None:
         return settings
     from rl_caption.captioners.loading import weights_hash
 
@@ -351,7 +346,7 @@ def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
     """The images of the split, from the data or a file of references; all images of a
     file without splits.
     """
-    file = getattr(config, "references", None)
+    file = config.references
     if file is not None:
         annotated = read_references(
             file, config.split or SPLIT, by=by, has_splits=config.split is not None
@@ -515,7 +510,7 @@ def _score_candidates(
 
 
 def _decode(
-    config: EvaluateModelConfig, images: _Images, accelerator: Accelerator
+    config: EvaluateConfig, images: _Images, accelerator: Accelerator
 ) -> tuple[dict[str, str], str]:
     """Captions of the images, and how they were decoded; writes ``candidates.jsonl``
     where that is asked for.

@@ -20,7 +20,7 @@ from rl_caption.config.build import (
     quiet_libraries,
     references_of,
 )
-from rl_caption.config.commands import EvaluateModelConfig
+from rl_caption.config.commands import EvaluateConfig
 from rl_caption.config.schema import ScstConfig
 from rl_caption.data.base import Row
 from rl_caption.data.files import write_json
@@ -179,7 +179,7 @@ def evaluate_captioner(
     ``folder`` are kept as long as the model's weights, the data, the decoding, the
     metrics and the judges are the same.
     """
-    evaluate = EvaluateModelConfig(
+    evaluate = EvaluateConfig(
         model=str(model),
         prompt=getattr(trained.model, "prompt", None),
         data=trained.data,

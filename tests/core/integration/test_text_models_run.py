@@ -235,7 +235,7 @@ def test_wrong_configurations_are_refused(trained, tmp_path, task, changes, mess
 def test_wrong_lines_of_targets_are_named(tmp_path):
     path = tmp_path / "targets.jsonl"
     for line, message in (
-        ('{"caption": "a dog"}', "line 2 has no 'target'"),
+        ('{"caption": "a dog"}', "line 2, 'target' is not set"),
         ('{"caption": " ", "target": 1}', "line 2.*'caption'"),
     ):
         path.write_text('{"caption": "a cat", "target": 0.5}\n' + line + "\n")

@@ -10,7 +10,7 @@ from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.captioners.config import Decoding
 from rl_caption.cli.caption import caption as caption_photos
 from rl_caption.cli.configuration import parse
-from rl_caption.config.commands import CaptionConfig, EvaluateModelConfig
+from rl_caption.config.commands import CaptionConfig, EvaluateConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.evaluation.samples import evaluate_samples
 from rl_caption.programs.captions import build_reranker
@@ -60,7 +60,7 @@ def folder(tmp_path):
 
 
 def configured(folder, **changes):
-    return EvaluateModelConfig(
+    return EvaluateConfig(
         model=str(folder / "model"),
         out=str(folder / "out"),
         bootstrap=0,

@@ -85,7 +85,7 @@ MISTAKES = """
 --reward.terms.cidr.weight 1                 | reward.terms.cidr: reward is 'cidr' (did you mean cider
 --monitor.best_by cidr                       | monitor.best_by is 'cidr'
 --config /nowhere/a.yaml                     | '/nowhere/a.yaml' is neither a file nor a recipe
---config dmo                                 | 'dmo' is neither a file nor a recipe of the package: the nearest are demo
+--config dmo                                 | 'dmo' is neither a file nor a recipe of the package: the nearest is demo
 --config own                                 | it is for another program: rl-caption run own
 --config demo_xe                             | it is for another program: rl-caption xe --config demo_xe
 train.lr 1                                   | 'train.lr' is not an option: expected --section.key

@@ -20,14 +20,13 @@ from rewards.files import load_json
 from rl_caption.captioners.loading import weights_hash
 from rl_caption.config.build import build_data
 from rl_caption.config.commands import (
-    CompareConfig,
     EvaluateConfig,
-    EvaluateFileConfig,
 )
-from rl_caption.config.schema import DataConfig, JudgeConfig
+from rl_caption.config.schema import DataConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.files import write_json
 from rl_caption.evaluation import EvaluationError
+from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.programs import evaluate as program
 from rl_caption.programs.evaluate import (
     compare_systems,
@@ -176,7 +175,7 @@ def folder(tmp_path):
 
 
 def with_judges(folder, **changes):
-    config = EvaluateFileConfig(
+    config = EvaluateConfig(
         predictions=str(folder / "captions.json"),
         data=DataConfig(format="jsonl", path=str(folder / "data.jsonl")),
         metrics=["cider"],
@@ -197,9 +196,9 @@ def changed(config, **changes):
 
 
 def chosen(options):
-    """A configuration of the class that the options choose."""
+    """A configuration with the options that are not None."""
     options = {key: value for key, value in options.items() if value is not None}
-    return EvaluateConfig.choose(options)(**options)
+    return EvaluateConfig(**options)
 
 
 def test_a_judge_is_a_metric_with_its_range_and_signature(folder):
@@ -347,7 +346,7 @@ def test_folders_are_compared_on_the_data_that_they_name(folder):
     write_json(folder / "captions.json", captions)
     evaluate_split(changed(config, out=pair[1]))
     options = {"metrics": ["rouge"], "bootstrap": 2, "out": str(folder / "out")}
-    compared = CompareConfig(compare=pair, **options)
+    compared = EvaluateConfig(compare=pair, **options)
     compare_systems(compared)
     systems = load_json(folder / "out/comparison.json")["systems"]
     assert systems == ["e.xe", "e.rl"]
@@ -377,7 +376,7 @@ def test_runs_are_compared_on_a_split_that_chose_nothing_or_it_is_said(
     for seed, run in enumerate(runs):
         captioner = tiny_captioner(seed)
         captioner.save_pretrained(captioner.policy, run / "export/best")
-    config = CompareConfig(
+    config = EvaluateConfig(
         compare=list(map(str, runs)),
         split=asked,
         metrics=["rouge"],

@@ -128,7 +128,7 @@ GOOD = {"image": "a.jpg", "references": ["a"]}
 
 def test_a_wrong_line_is_named(tmp_path):
     for line, message in (
-        ({"image": "a.jpg"}, "has no 'references'"),
+        ({"image": "a.jpg"}, "'references' is not set"),
         (GOOD | {"references": "a"}, "'references' is 'a'"),
         (GOOD | {"negatives": []}, "'negatives'"),
         (GOOD | {"splits": "test"}, "key 'splits': .*'split'"),

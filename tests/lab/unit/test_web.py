@@ -8,9 +8,9 @@ from rewards.text.degeneration import Repetition
 from rewards.text.rouge import RougeL
 from rl_caption.captioners.config import Decoding
 from rl_caption.cli.main import run
-from rl_caption.config.schema import JudgeConfig
 from rl_caption.lab.config import WebConfig
 from rl_caption.lab.web import build_page, make_table
+from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.training.validation import decode_candidates
 from tests.captioners_for_tests import tiny_captioner
 

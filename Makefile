@@ -41,7 +41,7 @@ help:
 install: $(STAMP)
 
 demo: $(STAMP)
-	$(OFFLINE) $(VENV_PYTHON) -m rl_caption demo $(ARGS)
+	$(OFFLINE) $(VENV_PYTHON) -m rl_caption run demo $(ARGS)
 
 test: $(STAMP)
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)

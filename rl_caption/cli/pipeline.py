@@ -159,8 +159,3 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     run_pipeline(arguments[0], arguments[1:])
     return 0
-
-
-def demo(words: Sequence[str]) -> int:
-    """Run the pipeline ``demo``."""
-    return main(["demo", *words])

@@ -3,7 +3,6 @@ environment can do (``rl-caption doctor``).
 """
 
 import os
-import platform
 import re
 import shlex
 import sys
@@ -230,8 +229,8 @@ def environment() -> Iterator[Finding]:
     if installed_version("torchvision") and (error := import_error()):
         advice = "rl-caption doctor --mend, or " * (FAULT in error) + OTHER_TORCH
         yield Finding("torchvision", f"does not load ({error}): {advice}", True)
-    yield Finding("Python", f"{platform.python_version()} ({sys.executable})")
-    yield Finding("machine", f"{platform.platform()}, {granted_cores()} CPU cores")
+    yield Finding("Python", f"{sys.version} ({sys.executable})")
+    yield Finding("CPU", f"{granted_cores()} cores")
     try:
         import torch
 

@@ -30,7 +30,8 @@ class Program(NamedTuple):
 
 CORE = {
     "run": Program(
-        "a pipeline: programs one after the other", "rl_caption.cli.pipeline:main"
+        "a pipeline: programs one after the other; run demo is the whole job in small",
+        "rl_caption.cli.pipeline:main",
     ),
     "xe": Program(
         "train a captioner by cross-entropy",
@@ -97,9 +98,6 @@ CORE = {
     "doctor": Program(
         "versions, devices, what is missing and what that costs",
         "rl_caption.cli.preflight:main",
-    ),
-    "demo": Program(
-        "the whole job on a generated world", "rl_caption.cli.pipeline:demo"
     ),
     "prepare_coco": Program(
         "COCO captions: the counts of Karpathy's splits",

@@ -13,6 +13,7 @@ follows.
 import json
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -142,19 +143,21 @@ def makers(path: Path) -> list[str]:
     return found
 
 
-def read_wishes(words: Sequence[str], stages: Collection[str]) -> dict[str, list[str]]:
+def read_wishes(
+    words: Sequence[str], stages: Collection[str]
+) -> defaultdict[str, list[str]]:
     """What the options of ``rl-caption run`` ask for: texts of ``OPTIONS``, words for
     ``data`` and for each stage.
 
     Raises:
         UsageError: an option does not say for which stage it is, or there is no such stage.
     """
-    wishes: dict[str, list[str]] = {key: [] for key in (*OPTIONS, "data", *stages)}
+    wishes = defaultdict[str, list[str]](list)
     for path, texts in split_words(Section, words):
         key, (stage, *rest) = ".".join(path), path
         if key in OPTIONS:
             wishes[key] += ",".join(texts).split(",")
-        elif rest and stage in wishes:
+        elif rest and stage in ("data", *stages):
             wishes[stage] += [f"--{'.'.join(rest)}", *texts]
         else:
             forms = " or ".join(f"--{one}.{key}" for one in stages)
@@ -176,8 +179,9 @@ def make_stages(
     what else ``read_wishes`` found.
     """
     written = read_pipeline(name)
-    wishes = read_wishes(options, [stage.name for stage in written])
-    chosen = set(wishes["only"] or wishes)
+    names = [stage.name for stage in written]
+    wishes = read_wishes(options, names)
+    chosen = set(wishes["only"] or names)
     for stage in reversed(written):
         if stage.name in chosen:
             chosen.update(starts_from(stage.values, written))

@@ -333,28 +333,6 @@ class ScstTrainConfig(TrainConfig):
     label_smoothing: Probability = 0.0
     """Of that cross-entropy."""
 
-    @model_validator(mode="after")
-    def _check_scst_train(self) -> Self:
-        if self.updates_per_rollout > 1 and self.objective == "reinforce":
-            raise ConfigError(
-                f"updates_per_rollout is {self.updates_per_rollout}: train.objective reinforce "
-                "needs samples of the current policy; use ppo_clip"
-            )
-        return self
-
-    def check_names(self) -> None:
-        """Check the advantage, the objective and their options.
-
-        Raises ``ConfigError``, whose message names the whole key.
-        """
-        from rl_caption.scst.advantages import build_advantage
-        from rl_caption.scst.objectives import build_objective
-
-        build_advantage(self.advantage, self.advantage_kwargs)
-        build_objective(
-            self.objective, self.objective_kwargs, self.loss_reduction, self.kl_coef
-        )
-
 
 class EvalConfig(Section):
     """Validation during training."""
@@ -459,7 +437,15 @@ class ScstConfig(PairsConfig):
 
     @model_validator(mode="after")
     def _check_scst(self) -> Self:
+        from rl_caption.scst.advantages import build_advantage
+        from rl_caption.scst.objectives import build_objective
+
         rollout, train = self.rollout, self.train
+        if train.updates_per_rollout > 1 and train.objective == "reinforce":
+            raise ConfigError(
+                f"train.updates_per_rollout is {train.updates_per_rollout}: train.objective "
+                "reinforce needs samples of the current policy; use ppo_clip"
+            )
         names = {train.advantage, train.objective, self.reward.normalize}
         comparing = ", ".join(sorted(names & NEED_TWO_SAMPLES))
         if comparing and rollout.num_samples < 2:
@@ -472,7 +458,9 @@ class ScstConfig(PairsConfig):
                 f"rollout.beam_search is on: {of_samples} needs samples of the policy; use an "
                 "objective that compares the captions of an image, such as dico"
             )
-        train.check_names()
+        build_advantage(train.advantage, train.advantage_kwargs)
+        kwargs = train.objective_kwargs
+        build_objective(train.objective, kwargs, train.loss_reduction, train.kl_coef)
         usual = (
             "cider",
             "rouge_l",

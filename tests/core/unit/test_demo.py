@@ -39,7 +39,7 @@ def test_all_stages_end_in_one_page_and_a_second_call_trains_nothing(
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(yaml.safe_dump(config, sort_keys=False))
     monkeypatch.setattr("rl_caption.config.shipped.FOLDER", tmp_path / "configs")
-    assert main(["demo"]) == 0
+    assert main(["run", "demo"]) == 0
     printed = capsys.readouterr().out
     assert re.findall(r"^\[(\d+)/13\] ", printed, re.MULTILINE) == [
         str(n) for n in range(1, 14)
@@ -59,5 +59,5 @@ def test_all_stages_end_in_one_page_and_a_second_call_trains_nothing(
         path: path.read_text() for path in tmp_path.glob("runs/demo/*/metrics.jsonl")
     }
     assert len(steps) == 5
-    assert main(["demo"]) == 0
+    assert main(["run", "demo"]) == 0
     assert {path: path.read_text() for path in steps} == steps

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rl_caption.data.scenes.world import Draws, Kind, Scene, relations_between
 
 NUMBERS = ("no", "one", "two", "three", "four")
-WORDINGS = {
+_WORDINGS = {
     "large": "large|large|big",
     "small": "small|small|little",
     "dotted": "dotted|dotted|spotted",
@@ -19,7 +19,6 @@ WORDINGS = {
     "above": "above|above|over",
     "below": "below|below|beneath|under",
 }
-"""Wordings of an attribute's value or a relation, repeated by weight; others have one wording."""
 _GENERIC = re.compile(r"\b(shape|object)s?\b")
 
 
@@ -54,10 +53,11 @@ def long_reference(scene: Scene, seed: int) -> str:
     ground = f"the background is {scene.background}"
     sentences.append(draws.choice((ground, f"the picture has {_ground(scene)}")))
     for index, kind in enumerate(kinds):
-        related = []
-        for other in kinds[index + 1 :]:
-            for relation in relations_between(kind, other)[:1]:
-                related.append(f"{_word(relation, draws)} {_the(other)}")
+        related = [
+            f"{_word(relation, draws)} {_the(other)}"
+            for other in kinds[index + 1 :]
+            for relation in relations_between(kind, other)[:1]
+        ]
         if related:
             sentences.append(f"{_the_is(kind)} {' and '.join(related)}")
     return " ".join(f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences)
@@ -84,9 +84,13 @@ def article(following: str) -> str:
     return "an" if following[0] in "aeio" and following != "one" else "a"
 
 
+def wordings(value: str) -> list[str]:
+    """The wordings of an attribute's value or of a relation, repeated by weight."""
+    return _WORDINGS.get(value, value).split("|")
+
+
 def _word(value: str, draws: Draws) -> str:
-    """A wording of an attribute's value or of a relation."""
-    return draws.choice(WORDINGS.get(value, value).split("|"))
+    return draws.choice(wordings(value))
 
 
 def _noun(kind: Kind) -> str:
@@ -110,14 +114,15 @@ def _ground(scene: Scene) -> str:
 
 
 def _join_phrases(phrases: Sequence[str]) -> str:
-    return ", ".join(phrases[:-1]) + " and " * (len(phrases) > 1) + phrases[-1]
+    *first, last = phrases
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def _vary_typing(sentence: str, draws: Draws) -> str:
     """Add a capital and a full stop, as most people do; sometimes leave out one or both."""
     if draws.chance(0.15):
         return sentence
-    sentence = sentence[0].upper() + sentence[1:]
+    sentence = f"{sentence[0].upper()}{sentence[1:]}"
     return sentence + "." if draws.chance(0.8) else sentence
 
 

@@ -2,11 +2,11 @@
 
 import itertools
 from functools import lru_cache, partial
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from rl_caption.data.base import Row, RowView, Splits
+from rl_caption.data.base import Row, RowView, Splits, with_references
 from rl_caption.data.plain_files import hash_text
 from rl_caption.data.scenes.language import long_reference, references
 from rl_caption.data.scenes.render import SceneImage
@@ -21,14 +21,13 @@ from rl_caption.data.scenes.world import (
 )
 from rl_caption.runtime.options import Seed
 
-Scenes: TypeAlias = Annotated[int, Field(ge=0)]
-Side: TypeAlias = Annotated[int, Field(ge=16)]
+Scenes = Annotated[int, Field(ge=0)]
 CAPTIONS = 5
 """Short references per image."""
 BUCKETS_OF_SPLIT = {
     "train": range(2, 8),
-    "val": range(1),
-    "test": range(1, 2),
+    "val": [0],
+    "test": [1],
     "test_unseen": range(8),
 }
 """Which of the eight buckets of scenes belong to a split."""
@@ -60,40 +59,30 @@ class ScenesData(Splits):
         num_val: Scenes = 400,
         num_test: Scenes = 400,
         num_unseen: Scenes = 400,
-        image_size: Side = 64,
+        image_size: Annotated[int, Field(ge=16)] = 64,
         seed: Seed = 0,
         positives: bool = False,
     ) -> None:
         sizes = (num_train, num_val, num_test, num_unseen)
-        rows = {}
-        for split, size in zip(BUCKETS_OF_SPLIT, sizes, strict=True):
-            make = partial(_row, image_size, seed, positives, split)
-            rows[split] = RowView(range(size), make)
+        rows = {
+            split: RowView(
+                range(size), partial(_row, image_size, seed, positives, split)
+            )
+            for split, size in zip(BUCKETS_OF_SPLIT, sizes, strict=True)
+        }
         super().__init__(rows, "the generated world")
 
 
-def _row(image_size: int, seed: int, positives: bool, split: str, index: int) -> Row:
-    scene, captions, shifted = _scene_and_captions(seed, positives, split, index)
-    row = Row(
-        image_id=f"{split}-{index:06d}",
-        image=SceneImage(scene, image_size),
-        references=captions[:CAPTIONS],
-        long_reference=captions[-1],
-        scene=scene,
-    )
-    if positives:
-        row["positive_captions"] = captions[CAPTIONS:-1]
-        row["positive_images"] = [SceneImage(moved, image_size) for moved in shifted]
-    return row
+def _row(*key: Any) -> Row:
+    """A row of its own for everyone who asks for it."""
+    return with_references(_make_row(*key), range(CAPTIONS))
 
 
 @lru_cache(maxsize=100_000)
-def _scene_and_captions(
-    seed: int, positives: bool, split: str, index: int
-) -> tuple[Scene, list[str], list[Scene]]:
-    """The first of the row's candidates whose content belongs in the split, its
-    captions, the long one last, and shifts of it.
-    """
+def _make_row(
+    image_size: int, seed: int, positives: bool, split: str, index: int
+) -> Row:
+    """The row of the first of its candidates whose content belongs in the split."""
     pairs = (PAIRS, UNSEEN_PAIRS) if split == "test_unseen" else (SEEN_PAIRS, ())
     candidates = (
         make_scene(hash_text(f"{seed}/{split}/{index}/{attempt}"), *pairs)
@@ -103,14 +92,22 @@ def _scene_and_captions(
     wording = hash_text(f"{seed}/{split}/{index}/captions")
     # The first captions do not depend on how many are asked for.
     captions = references(scene, wording, (1 + positives) * CAPTIONS)
-    captions.append(long_reference(scene, wording))
-    if not positives:
-        return scene, captions, []
-    others = [other for other in moves(scene) if other != scene]
-    # Where no shift of the scene belongs to this split, the scene itself.
-    shifted = [other for other in others if belongs(other, split)] or [scene]
-    order = Draws("moved", f"{seed}/{index}", split).permute(shifted)
-    return scene, captions, list(itertools.islice(itertools.cycle(order), CAPTIONS))
+    row = Row(
+        image_id=f"{split}-{index:06d}",
+        image=SceneImage(scene, image_size),
+        references=captions[:CAPTIONS],
+        long_reference=long_reference(scene, wording),
+        scene=scene,
+    )
+    if positives:
+        others = [moved for moved in moves(scene) if moved != scene]
+        shifted = [moved for moved in others if belongs(moved, split)]
+        # Where no shift of the scene belongs to this split, the scene itself.
+        order = Draws("moved", f"{seed}/{index}", split).permute(shifted or [scene])
+        chosen = (order * CAPTIONS)[:CAPTIONS]
+        row["positive_captions"] = captions[CAPTIONS:]
+        row["positive_images"] = [SceneImage(moved, image_size) for moved in chosen]
+    return row
 
 
 def belongs(scene: Scene, split: str) -> bool:

@@ -13,11 +13,10 @@ from rl_caption.data.scenes.language import NUMBERS, article, plural
 from rl_caption.data.scenes.oracle import (
     ADJECTIVES,
     NOUNS,
-    PUNCTUATION,
     Chunk,
     cut_chunks,
     oracle,
-    pair_things,
+    parse,
     tokens,
 )
 from rl_caption.data.scenes.world import (
@@ -43,6 +42,12 @@ NEGATIVE_KINDS = (
     "word_order",
 )
 """Kinds of hard negatives, in the order in which ``hard_negatives`` returns them."""
+_VALUES = {
+    "object": [SHAPES],
+    "attribute": [*ATTRIBUTES.values()],
+    "background": [BACKGROUNDS],
+}
+"""What is replaced or swapped -> the values of a word, one of which stands for another."""
 Edit = Mapping[Chunk, list[str]]
 """A chunk -> its new tokens."""
 
@@ -57,23 +62,23 @@ def hard_negatives(scene: Scene, caption: str, seed: int) -> list[tuple[str, str
     """
     draws = Draws("negatives", seed, caption, repr(scene))
     words, capital = tokens(caption), caption[:1].isupper()
-    chunks = cut_chunks(words)
+    chunks = parse(caption)
     negatives: list[tuple[str, str]] = []
     for name in NEGATIVE_KINDS[:-1]:
         change, _, what = name.partition("_")
         edits = _replacements if change == "replace" else _swaps
-        for edit in draws.permute(list(edits(what, chunks))):
+        for edit in draws.permute(edits(what, chunks)):
             text = _text(_agreeing(chunks, edit), capital)
             if oracle(text, scene).precision < 1:
                 negatives.append((name, text))
                 break
     original = oracle(caption, scene)
     for _ in range(10):
-        shuffled = [word for word in draws.permute(words) if word not in PUNCTUATION]
+        shuffled = [word for word in draws.permute(words) if word not in ".,;:!?"]
         text = _text(shuffled, capital)
         broken = oracle(text, scene)
         if broken.unparsed > original.unparsed or broken.f1 < original.f1:
-            negatives.append(("word_order", text + "." * (words[-1:] == ["."])))
+            negatives.append(("word_order", text + "." * caption.endswith(".")))
             break
     return negatives
 
@@ -90,14 +95,15 @@ def _replacements(what: str, chunks: Sequence[Chunk]) -> Iterator[Edit]:
 def _swaps(what: str, chunks: Sequence[Chunk]) -> Iterator[Edit]:
     """Every edit that gives each of two things what the other has."""
     if what == "relation":
-        for subject, _, other in pair_things(chunks):
-            yield {subject: other.words, other: subject.words}
-        return
+        for chunk in chunks:
+            if chunk.kind == "relation" and chunk.used:
+                subject, other = chunk.about
+                yield {subject: other.words, other: subject.words}
     things = [chunk for chunk in chunks if chunk.kind == "thing"]
     for one, two in combinations(things, 2):
         first, second = one.words, two.words
-        for slot, other_slot in product(_slots(what, one), _slots(what, two)):
-            (a, value, values), (b, other_value, others) = slot, other_slot
+        slots = product(_slots(what, one), _slots(what, two))
+        for (a, value, values), (b, other_value, others) in slots:
             if values == others and value != other_value:
                 yield {one: _put(first, a, second[b]), two: _put(second, b, first[a])}
 
@@ -107,19 +113,14 @@ def _slots(what: str, chunk: Chunk) -> Iterator[tuple[int, str, Sequence[str]]]:
     if what == chunk.kind == "relation":
         yield 0, chunk.relation, RELATIONS
     if what == "count" and chunk.kind == "thing" and not chunk.definite:
-        # "circles" introduces no number.
         count = chunk.number or int(not chunk.several)
-        if 0 < count < len(NUMBERS):
+        if count:  # "circles" introduces no number
             yield 0, NUMBERS[count], NUMBERS[1:]
     for at, word in enumerate(chunk.words):
-        shape, _ = NOUNS.get(word, (None, False))
-        attribute, value = ADJECTIVES.get(word, ("", ""))
-        if what == "object" and shape is not None:
-            yield at, shape, SHAPES
-        elif what == "background" and value in BACKGROUNDS:
-            yield at, value, BACKGROUNDS
-        elif what == "attribute" and value in ATTRIBUTES.get(attribute, ()):
-            yield at, value, ATTRIBUTES[attribute]
+        _, value = ADJECTIVES.get(word, ("", NOUNS.get(word, "")))
+        for values in _VALUES.get(what, ()):
+            if value in values:
+                yield at, value, values
 
 
 def _put(words: list[str], at: int, new: str) -> list[str]:
@@ -127,35 +128,34 @@ def _put(words: list[str], at: int, new: str) -> list[str]:
     if new in RELATIONS:
         return _TO_THE.get(new, new).split()
     if new in (*NUMBERS, "a", "an"):
-        noun = NOUNS[words[-1]][0] or words[-1].removesuffix("s")
+        noun = NOUNS[words[-1]]
         adjectives = [word for word in words if word in ADJECTIVES]
         one = new in ("one", "a", "an")
         return [new, *adjectives, noun if one else plural(noun)]
     if new in NOUNS:  # in the number of the noun that it replaces
-        shape = str(NOUNS[new][0])
-        new = plural(shape) if NOUNS[words[at]][1] else shape
+        shape = NOUNS[new]
+        new = shape if words[at] in SHAPES else plural(shape)
     return [*words[:at], new, *words[at + 1 :]]
 
 
-def _agreeing(chunks: Sequence[Chunk], edit: Edit) -> list[str]:
+def _agreeing(chunks: Sequence[Chunk], edit: Edit) -> Iterator[str]:
     """The tokens after an edit; verbs, pronouns and articles agree, so that grammar
     does not reveal the negative.
     """
     words = chain.from_iterable(edit.get(chunk, chunk.words) for chunk in chunks)
-    now = [*cut_chunks(list(words)), Chunk("stop", [])]
+    now = [*cut_chunks(words), Chunk("stop", [], {})]
     several = [chunk.several for chunk in now if chunk.kind == "thing"]
     for at, chunk in enumerate(now):
         if chunk.kind in ("be", "there"):
             ahead = chunk.kind == "there" or now[at - 2].kind == "relation"
             subject = now[at + 1 if ahead else at - 1]
             if subject.kind == "thing":
-                verb = chunk.words.index("is" if "is" in chunk.words else "are")
-                chunk.words[verb] = "are" if subject.several else "is"
+                chunk.words[-1] = "are" if subject.several else "is"
         elif chunk.words[:1] in (["a"], ["an"]):
             chunk.words[0] = article(chunk.words[1])
         elif chunk.kind == "pronoun":
             chunk.words[:] = ["them" if any(several[:1]) else "it"]
-    return list(chain.from_iterable(chunk.words for chunk in now))
+    return chain.from_iterable(chunk.words for chunk in now)
 
 
 def _text(words: Iterable[str], capital: bool) -> str:

@@ -5,44 +5,17 @@ from functools import lru_cache
 
 from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
-from rl_caption.data.scenes.world import RADIUS, Scene
+from rl_caption.data.scenes.world import (
+    BACKGROUND_RGB,
+    COLOUR_RGB,
+    FIGURES,
+    RADIUS,
+    Scene,
+)
 
-COLOUR_RGB = {
-    "red": "#de2020",
-    "orange": "#fa8c14",
-    "yellow": "#fae432",
-    "green": "#1ea03c",
-    "blue": "#2d5ff0",
-    "purple": "#9632be",
-    "pink": "#ff96c3",
-    "cyan": "#28d7dc",
-}
-BACKGROUND_RGB = {
-    "white": "#fcfcfc",
-    "grey": "#8c8c8c",
-    "black": "#0e0e0e",
-    "brown": "#623e24",
-    "beige": "#e2cea8",
-    "navy": "#161e54",
-}
 _OVERSAMPLING = 4
 _LIGHT_COLOURS = {"orange", "yellow", "pink", "cyan"}
 """Colours with dark stripes and dots; the others have white ones."""
-# Corners lie within the unit circle, so that things whose circles do not overlap do not touch.
-_FIGURES = {
-    "circle": "0,0,.96,255",
-    "ring": "0,0,.98,255; 0,0,.5,0",
-    "square": "-.71,-.71 .71,-.71 .71,.71 -.71,.71",
-    "triangle": "0,-.98 .82,.58 -.82,.58",
-    "diamond": "0,-1 .66,0 0,1 -.66,0",
-    "heart": "-.43,-.32,.47,255; .43,-.32,.47,255; -.86,-.12 0,-.25 .86,-.12 0,.97",
-    "cross": "-.32,-.95 .32,-.95 .32,.95 -.32,.95; -.95,-.32 .95,-.32 .95,.32 -.95,.32",
-    "star": "0,-1 .264503364,-.364057647 .951056516,-.309016994 .427975432,.139057647 .587785252,.809016994 "
-    "0,.45 -.587785252,.809016994 -.427975432,.139057647 -.951056516,-.309016994 -.264503364,-.364057647",
-}
-"""Shape -> its polygons (corners as in SVG) and discs (centre, radius and value), in
-units of the thing's radius.
-"""
 
 
 @dataclass(frozen=True)
@@ -72,9 +45,9 @@ class SceneImage:
 def _masks(shape: str, texture: str, radius: int) -> tuple[Image.Image, Image.Image]:
     """Masks (0 or 255) of a thing and of its stripes or dots."""
     side = 2 * radius + 1
-    body = Image.new("L", (side, side), 0)
+    body = Image.new("L", (side, side))
     draw = ImageDraw.Draw(body)
-    for figure in _FIGURES[shape].split(";"):
+    for figure in FIGURES[shape].split(";"):
         points = [
             [float(value) for value in text.split(",")] for text in figure.split()
         ]
@@ -83,7 +56,7 @@ def _masks(shape: str, texture: str, radius: int) -> tuple[Image.Image, Image.Im
             _disc(draw, *corners[0], points[0][2] * radius, int(points[0][3]))
         else:
             draw.polygon([(round(x), round(y)) for x, y in corners], 255)
-    pattern = Image.new("L", body.size, 0)
+    pattern = Image.new("L", body.size)
     draw = ImageDraw.Draw(pattern)
     # At 64 pixels, 4 drawn pixels are one image pixel: stripes and dots of 1.5 to 2 image pixels
     # remain visible.

@@ -2,22 +2,54 @@
 thousandths of the image side.
 """
 
-from __future__ import annotations
-
 import random
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate, combinations, product
+from operator import attrgetter, itemgetter
 from typing import NamedTuple, TypeVar
 
-SHAPES = ("circle", "square", "triangle", "diamond", "star", "cross", "ring", "heart")
-COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "cyan")
+# Corners lie within the unit circle, so that things whose circles do not overlap do not touch.
+FIGURES = {
+    "circle": "0,0,.96,255",
+    "square": "-.71,-.71 .71,-.71 .71,.71 -.71,.71",
+    "triangle": "0,-.98 .82,.58 -.82,.58",
+    "diamond": "0,-1 .66,0 0,1 -.66,0",
+    "star": "0,-1 .264503364,-.364057647 .951056516,-.309016994 .427975432,.139057647 .587785252,.809016994 "
+    "0,.45 -.587785252,.809016994 -.427975432,.139057647 -.951056516,-.309016994 -.264503364,-.364057647",
+    "cross": "-.32,-.95 .32,-.95 .32,.95 -.32,.95; -.95,-.32 .95,-.32 .95,.32 -.95,.32",
+    "ring": "0,0,.98,255; 0,0,.5,0",
+    "heart": "-.43,-.32,.47,255; .43,-.32,.47,255; -.86,-.12 0,-.25 .86,-.12 0,.97",
+}
+"""Shape -> its polygons (corners as in SVG) and discs (centre, radius and value), in
+units of the thing's radius.
+"""
+SHAPES = tuple(FIGURES)
+COLOUR_RGB = {
+    "red": "#de2020",
+    "orange": "#fa8c14",
+    "yellow": "#fae432",
+    "green": "#1ea03c",
+    "blue": "#2d5ff0",
+    "purple": "#9632be",
+    "pink": "#ff96c3",
+    "cyan": "#28d7dc",
+}
+COLOURS = tuple(COLOUR_RGB)
 SIZES = ("large", "small")
 TEXTURES = ("plain", "striped", "dotted")
 ATTRIBUTES = {"colour": COLOURS, "size": SIZES, "texture": TEXTURES}
-BACKGROUNDS = ("white", "grey", "black", "brown", "beige", "navy")
+BACKGROUND_RGB = {
+    "white": "#fcfcfc",
+    "grey": "#8c8c8c",
+    "black": "#0e0e0e",
+    "brown": "#623e24",
+    "beige": "#e2cea8",
+    "navy": "#161e54",
+}
+BACKGROUNDS = tuple(BACKGROUND_RGB)
 _DIRECTIONS = {
     "left of": (-1, 0),
     "right of": (1, 0),
@@ -88,7 +120,7 @@ class Draws:
         position = self.below(sum(weights))
         return items[bisect_right([*accumulate(weights)], position)]
 
-    def permute(self, items: Sequence[Item]) -> list[Item]:
+    def permute(self, items: Iterable[Item]) -> list[Item]:
         """The items in random order (Fisher-Yates)."""
         order = list(items)
         for last in range(len(order) - 1, 0, -1):
@@ -172,10 +204,12 @@ def relations_between(first: Kind, second: Kind) -> list[str]:
     """Relations that hold between all things of ``first`` and all of ``second``, the
     largest offset first.
     """
-    pairs = list(product(first.things, second.things))
-    least = {}
-    for relation in RELATIONS:
-        least[relation] = min(offset(relation, one, other) for one, other in pairs)
+    least = {
+        relation: min(
+            offset(relation, *pair) for pair in product(first.things, second.things)
+        )
+        for relation in RELATIONS
+    }
     held = [relation for relation in RELATIONS if least[relation] >= MARGIN]
     return sorted(held, key=least.__getitem__, reverse=True)
 
@@ -195,7 +229,7 @@ def facts(scene: Scene) -> frozenset[Fact]:
     """
     true = {Fact("background", "background", scene.background)}
     for kind in scene.kinds:
-        for attribute in ("shape", "colour", "size", "texture"):
+        for attribute in ("shape", *ATTRIBUTES):
             true.add(Fact(attribute, kind.name, getattr(kind, attribute)))
         if kind.several:
             true.add(Fact("count", kind.name, str(len(kind.things))))
@@ -221,7 +255,7 @@ def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Sc
         total = draws.choose_weighted((1, 2, 3, 4), (30, 35, 22, 13))
         background = draws.choice(BACKGROUNDS)
         things = _place(draws, _draw_looks(draws, total, pairs, leading_pairs))
-    things.sort(key=lambda thing: (thing.size, thing.x, thing.y))
+    things.sort(key=attrgetter("size", "x", "y"))
     return Scene(background, tuple(things))
 
 
@@ -254,7 +288,7 @@ def _place(draws: Draws, looks: Sequence[Look]) -> list[Thing]:
     for one of them.
     """
     things: list[Thing] = []
-    for look in sorted(looks, key=lambda look: look[2]):
+    for look in sorted(looks, key=itemgetter(2)):
         for _ in range(60):
             x, y = _coordinate(draws, look[2]), _coordinate(draws, look[2])
             thing = Thing(*look, x, y)

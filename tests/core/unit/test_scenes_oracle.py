@@ -61,7 +61,10 @@ blue circles                                                   | 1  3  1  0  2  
 a star left of a star                                          | 2  2  1  0  6  there are two, side by side
 a circle above a square                                        | 1  3  1  0  5
 the red circle is above the stars and left of the green circle | 8  8  7  0 13
-the circle is red and striped                                  | 3  3  3  0  6
+the circle is striped                                          | 2  2  2  0  4
+the circle is red and striped                                  | 2  2  2  2  6  generated captions join no adjectives
+the circle is red blue                                         | 2  3  2  0  5
+two circle                                                     | 3  3  2  1  2
 the red circle is plain                                        | 2  3  2  0  5
 a red circle and a green circle                                | 4  4  4  0  7
 a circle and a red circle                                      | 3  3  3  0  6  the other circle is the green one
@@ -76,7 +79,10 @@ a red circle with a                                            | 2  2  2  2  5
 a red circle with a dog                                        | 2  2  2  3  6
 a circles                                                      | 3  3  2  1  2  "a" does not agree; circles, of two kinds
 left of a red circle                                           | 2  2  2  2  5  nothing that is left of it
-there is a red circle in the picture                           | 2  2  2  0  8
+there is a red circle in the picture                           | 2  2  2  3  8  unlike "the picture has a red circle"
+the picture has a red circle                                   | 2  2  2  0  6
+a huge red circle on a gray background                         | 2  2  2  5  8  words that no generated caption has
+left of it and above two blue stars                            | 3  3  3  3  8  no subject, and "and" finds none
 日本 語                                                           | 0  0  0  2  2
 """
 """Caption | true claims, claims, facts told, unparsed words, words."""

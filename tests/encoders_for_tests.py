@@ -102,9 +102,9 @@ def save_text_encoder(folder):
     """Save a random BERT of two layers, with a tokenizer of the generated world's
     words; returns its name.
     """
-    rows = ScenesData(
-        num_train=32, num_val=6, num_test=0, num_unseen=0, image_size=32
-    ).split("train")
+    rows = ScenesData(num_train=32, num_val=6, num_test=0, num_unseen=0, image_size=32)[
+        "train"
+    ]
     captions = " ".join(caption for row in rows for caption in row["references"])
     words = [*SPECIAL, *sorted(set(re.findall(r"\w+|[^\w\s]+", captions)))]
     ids = {word: index for index, word in enumerate(words)}

@@ -198,7 +198,7 @@ def text_chain(folder):
     """
     targets = folder / "targets.jsonl"
     if not targets.exists():
-        rows = ScenesData(**DATA["kwargs"]).split("train")
+        rows = ScenesData(**DATA["kwargs"])["train"]
         captions = [caption for row in rows for caption in row["references"]]
         pairs = [
             {"caption": caption, "target": float("circle" in caption)}

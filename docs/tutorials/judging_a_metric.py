@@ -94,7 +94,7 @@ from rl_caption.data.scenes import ScenesData, hard_negatives, oracle
 
 draw = random.Random(0)
 with open("ratings.jsonl", "w") as file:
-    for index, row in enumerate(ScenesData(num_test=IMAGES).split("test")):
+    for index, row in enumerate(ScenesData(num_test=IMAGES)["test"]):
         own, *others = row["references"]
         judged = [
             own,

@@ -47,7 +47,7 @@ Path("photos").mkdir(exist_ok=True)
 
 with open("mine.jsonl", "w") as file:
     for split in ("train", "val", "test"):
-        for row in world.split(split):
+        for row in world[split]:
             photo = f"photos/{row['image_id']}.png"
             row["image"].render().save(photo)
             references = list(row["references"])

@@ -92,8 +92,8 @@ def inputs_of(stage: Stage) -> dict[str, str]:
     from rl_caption.training.checkpoint import hash_of
 
     data = build_data(stage.config.data)
-    splits = sorted({"train", stage.config.eval.split}.intersection(data.splits))
-    inputs = fingerprint({split: data.split(split) for split in splits})
+    splits = sorted({"train", stage.config.eval.split}.intersection(data))
+    inputs = fingerprint({split: data[split] for split in splits})
     for key, value in stage.values.items():
         folder = Path(str(value).removeprefix(ENCODER))
         if (folder / MANIFEST).is_file():

@@ -182,7 +182,7 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
         data = build_data(options)
         report = check_data(
             data,
-            ["train", *{evaluated}.intersection(data.splits)],
+            ["train", *{evaluated}.intersection(data)],
             options.on_bad,
             check_pixels=False,
             check_images=options.features_root is None or looks,
@@ -193,7 +193,7 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
         yield Finding("data", str(error), True)
         return
     yield Finding("data", str(report))
-    given = {*COLUMNS, *data.split("train")[0]}
+    given = {*COLUMNS, *data["train"][0]}
     for name, needed in columns.items():
         if lacking := sorted(needed - given):
             yield Finding(name, f"the rows have no {', '.join(lacking)}", True)

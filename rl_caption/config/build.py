@@ -75,7 +75,7 @@ def checked_splits(
         )
     print_main(accelerator, str(report))
     filtered = report.good_rows_of(data)
-    return {split: filtered.split(split) for split in splits}
+    return {split: filtered[split] for split in splits}
 
 
 def references_of(rows: Sequence[Row]) -> list[list[str]]:

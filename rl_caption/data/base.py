@@ -112,15 +112,6 @@ class Splits(dict[str, Sequence[Row]]):
     def __missing__(self, name: str) -> Sequence[Row]:
         raise DataError(f"no split {name!r} in {self.source}: it has {', '.join(self)}")
 
-    @property
-    def splits(self) -> tuple[str, ...]:
-        """Names of the splits."""
-        return tuple(self)
-
-    def split(self, name: str) -> Sequence[Row]:
-        """The rows of a split."""
-        return self[name]
-
 
 @dataclass(frozen=True)
 class LazyImage:

@@ -6,13 +6,7 @@ import json
 import logging
 import os
 from collections import defaultdict
-from collections.abc import (
-    Collection,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -182,7 +176,7 @@ class _Entry:
 
 def check_data(
     data: Splits,
-    splits: Sequence[str],
+    splits: Collection[str],
     on_bad: Literal["fail", "skip"] = "fail",
     check_pixels: bool = True,
     check_images: bool = True,
@@ -218,18 +212,17 @@ def check_data(
     found: dict[str, list[str]] = {kind: [] for kind in ADVICE}
     forms = TextForms()
     entries: list[_Entry] = []
+    owners: list[tuple[_Entry, Any]] = []
     for split in dict.fromkeys(splits):
         rows = progress(data[split], f"checking {split}")
         for index, row in enumerate(rows):
             entry = _Entry(split, index, row["image_id"], _file_of(row.get("image")))
             _check_row(entry, row, found, check_images, needs, forms)
             entries.append(entry)
+            files = [entry.features, entry.file if check_images else None]
+            owners += [(entry, file) for file in files if file is not None]
     others = list(_other_splits(data, splits))
     sizes = {entry.size for entry in entries if check_images and check_pixels}
-    owners: list[tuple[_Entry, Any]] = []
-    for entry in entries:
-        files = [entry.features, entry.file if check_images else None]
-        owners += [(entry, file) for file in files if file is not None]
     owners += [(entry, entry.file) for entry in others if entry.size in sizes - {None}]
     items = (item for _, item in owners)
     verdicts = verify(items, read=check_pixels, cache=cache)

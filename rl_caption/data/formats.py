@@ -59,13 +59,7 @@ FORMATS = {
     "caption_targets": "rl_caption.data.published:caption_targets",
 }
 """Name -> ``module:Name``."""
-KEYS = (
-    "path",
-    "image_root",
-    "image_extension",
-    "flatten",
-    "columns",
-)
+KEYS = ("path", "image_root", "image_extension", "flatten", "columns")
 """Keys of ``data`` that are options of some formats."""
 LOADERS = {".parquet": "parquet", ".csv": "csv", ".tar": "webdataset"}
 """Extension of a single file -> its loader in ``datasets``."""

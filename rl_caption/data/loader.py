@@ -34,12 +34,7 @@ SMALLEST_CROP = 0.75
 """Side of the smallest crop, as a fraction of the image's side."""
 
 
-def step_indices(
-    num_rows: int,
-    batch_size: int,
-    step: int,
-    seed: int,
-) -> list[int]:
+def step_indices(num_rows: int, batch_size: int, step: int, seed: int) -> list[int]:
     """Row indices of the global batch of optimizer step ``step`` (counted from 0).
 
     Epochs are independent permutations, one after another: every image is seen once per
@@ -140,9 +135,9 @@ def augment(
         size = round(side * (SMALLEST_CROP + (1 - SMALLEST_CROP) * crop))
         top, left = generator.integers(0, side - size + 1, 2)
         window = pixels[None, :, top : top + size, left : left + size]
-        pixels = torch.nn.functional.interpolate(
-            window, (side, side), mode="bilinear", align_corners=False
-        )[0]
+        (pixels,) = torch.nn.functional.interpolate(
+            window, (side, side), mode="bilinear"
+        )
     return pixels.clone()
 
 
@@ -276,7 +271,7 @@ def row_loader(
             # A generator of its own: otherwise every new iterator would advance the global random
             # state.
             generator=torch.Generator(),
-            worker_init_fn=_leave_signals_to_the_training if num_workers else None,
+            worker_init_fn=_leave_signals_to_the_training,
             pin_memory=torch.cuda.is_available(),
         )
     )

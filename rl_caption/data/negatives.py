@@ -13,10 +13,7 @@ class NegativeSource(Protocol):
     """A source of hard negatives: the generated world, a language model, a column of the data."""
 
     def __call__(
-        self,
-        row: Row,
-        caption: str,
-        generator: np.random.Generator,
+        self, row: Row, caption: str, generator: np.random.Generator
     ) -> list[tuple[str, str]]:
         """Return pairs (kind, false caption), the preferred ones first; a pure function
         of the arguments.
@@ -30,10 +27,7 @@ class ColumnNegatives:
     """
 
     def __call__(
-        self,
-        row: Row,
-        caption: str,
-        generator: np.random.Generator,
+        self, row: Row, caption: str, generator: np.random.Generator
     ) -> list[tuple[str, str]]:
         """The negatives of the reference, in random order. Raises ``DataError`` where
         the row has none for it.

@@ -79,16 +79,19 @@ def parse_file(data: bytes, path: str | Path) -> Any:
 
 
 def json_lines(
-    path: str | Path, lines: Iterable[bytes] | None = None
+    path: str | Path,
+    lines: Iterable[bytes] | None = None,
+    error: type[Exception] = DataError,
 ) -> Iterator[tuple[int, str, Any]]:
     """Yield line number, ``FILE, line N`` and value of each non-empty line of JSON, of
-    a file or of its ``lines``. Only a line feed ends a line.
+    a file or of its ``lines``. Only a line feed ends a line. Raises ``error`` where one
+    is not JSON.
     """
     with open(path, "rb") if lines is None else nullcontext(lines) as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 where = f"{path}, line {number}"
-                yield number, where, parse_json(line, where)
+                yield number, where, parse_json(line, where, error)
 
 
 def read_utf8(path: Path) -> str:
@@ -108,11 +111,11 @@ def read_json(file: Path, error: type[Exception], kind: Any = dict) -> Any:
     return content
 
 
-def read_yaml(file: Path, error: type[Exception], kind: Any = dict) -> Any:
-    """Read a YAML file whose value has the type ``kind``. Raises as ``read_json`` does."""
+def read_yaml(file: Path, error: type[Exception]) -> Any:
+    """Read a YAML file whose value is a mapping. Raises as ``read_json`` does."""
     with naming(str(file), (yaml.YAMLError, ValueError), error):
         content = yaml.safe_load(file.read_bytes())
-    check_type(content, kind, str(file), error=error)
+    check_type(content, dict, str(file), error=error)
     return content
 
 
@@ -122,11 +125,7 @@ def read_log(file: Path, error: type[Exception]) -> list[dict[str, Any]]:
     A last line without its end, as a killed run leaves, is skipped. Raises as ``read_json`` does.
     """
     *lines, _ = file.read_bytes().split(b"\n")
-    return [
-        parse_json(line, f"{file}, line {number}", error)
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
+    return [value for *_, value in json_lines(file, lines, error)]
 
 
 def single_spaced(text: str) -> str:

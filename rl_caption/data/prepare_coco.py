@@ -16,13 +16,14 @@ SOURCES = """\
     http://images.cocodataset.org/zips/train2014.zip (13 GB) and val2014.zip (6 GB)
   features, bottom-up, of `rl-caption prepare_features`
     trainval.zip (10 to 100 regions) of https://github.com/peteanderson80/bottom-up-attention"""
-IMAGES = {"train": 113_287, "val": 5_000, "test": 5_000}
-"""Images of Karpathy's splits; ``train`` has 82,783 and ``restval`` the other 30,504."""
-CAPTIONS = {"train": 566_747, "val": 25_010, "test": 25_010}
-"""Their captions: together 616,767, the 414,113 of train2014 and the 202,654 of val2014."""
+COUNTS = {"train": (113_287, 566_747), "val": (5_000, 25_010), "test": (5_000, 25_010)}
+"""Images and captions of Karpathy's splits. ``train`` has the 82,783 images of ``train``
+and the other 30,504 of ``restval``; the captions are together 616,767, the 414,113 of
+train2014 and the 202,654 of val2014.
+"""
 
 
-def prepare(folder: str | Path, subset: bool = False) -> dict[str, dict[str, int]]:
+def prepare(folder: str | Path, subset: bool = False) -> dict[str, tuple[int, int]]:
     """Count images and captions of each split of ``dataset_coco.json`` in a folder.
 
     Raises ``DataError`` where the file is missing or, unless it is a ``subset``, a count differs.
@@ -30,21 +31,20 @@ def prepare(folder: str | Path, subset: bool = False) -> dict[str, dict[str, int
     file = Path(folder, "dataset_coco.json")
     if not file.is_file():
         raise DataError(f"{file} is missing. What to download:\n{SOURCES}")
-    counts: dict[str, dict[str, int]] = {"images": {}, "captions": {}}
-    for split, rows in karpathy(file).items():
-        counts["images"][split] = len(rows)
-        counts["captions"][split] = sum(len(row["references"]) for row in rows)
-    expected = {"images": IMAGES, "captions": CAPTIONS}
-    if counts != expected and not subset:
+    counts = {
+        split: (len(rows), sum(len(row["references"]) for row in rows))
+        for split, rows in karpathy(file).items()
+    }
+    if counts != COUNTS and not subset:
         raise DataError(
-            f"{file} has {counts}, expected {expected} (a part of COCO on purpose: --subset)"
+            f"{file} has the images and captions {counts}, expected {COUNTS} (a part of COCO on "
+            "purpose: --subset)"
         )
     return counts
 
 
 def main(config: Any) -> int:
     """Check a file as a ``PrepareCocoConfig`` says, and print what is in it."""
-    counts = prepare(**dict(config))
-    for split, number in counts["images"].items():
-        print(f"{split}: {number:,} images, {counts['captions'][split]:,} captions")
+    for split, (images, captions) in prepare(**dict(config)).items():
+        print(f"{split}: {images:,} images, {captions:,} captions")
     return 0

@@ -10,8 +10,18 @@ from torch import Tensor
 from rl_caption.data.loader import row_generator
 
 OPERATIONS = (
-    *("Identity", "ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate"),
-    *("Brightness", "Contrast", "Sharpness", "Posterize", "AutoContrast", "Equalize"),
+    "Identity",
+    "ShearX",
+    "ShearY",
+    "TranslateX",
+    "TranslateY",
+    "Rotate",
+    "Brightness",
+    "Contrast",
+    "Sharpness",
+    "Posterize",
+    "AutoContrast",
+    "Equalize",
 )
 """As in L-CLIP's released code."""
 NUM_OPERATIONS = 4
@@ -19,21 +29,14 @@ STRENGTH = 9 / 30
 """Magnitude as a fraction of the largest: index 9 of 31 bins."""
 
 
-def rand_augment(
-    square: Tensor,
-    seed: int,
-    step: int,
-    image_id: str,
-) -> Tensor:
+def rand_augment(square: Tensor, seed: int, step: int, image_id: str) -> Tensor:
     """Augment an image, uint8 [3, S, S], by four random operations, each with a random sign.
 
     A pure function of the arguments. Pixels from outside the image are black.
     """
     generator = row_generator(seed, step, f"rand_augment/{image_id}")
-    drawn, signs = (
-        generator.integers(len(OPERATIONS), size=NUM_OPERATIONS),
-        generator.integers(2, size=NUM_OPERATIONS),
-    )
+    drawn = generator.integers(len(OPERATIONS), size=NUM_OPERATIONS)
+    signs = generator.integers(2, size=NUM_OPERATIONS)
     image = Image.fromarray(square.permute(1, 2, 0).numpy())
     for index, sign in zip(drawn, signs, strict=True):
         image = apply_operation(

@@ -16,12 +16,7 @@ from rewards.base import RewardError, naming
 from rewards.images import Renderable
 from rewards.language.caption_qa import ImageQuestion, check_questions
 from rl_caption.data.base import DataError, LazyImage, Row, Splits
-from rl_caption.data.plain_files import (
-    check_type,
-    json_lines,
-    parse_file,
-    shown,
-)
+from rl_caption.data.plain_files import check_type, json_lines, parse_file, shown
 
 STANDARD_SPLITS = ("train", "restval", "val", "test")
 OTHER_NAMES = {"validation": "val", "valid": "val", "dev": "val"}
@@ -315,7 +310,5 @@ def karpathy(
             (file,) = file.glob("dataset*.json")
     root = file.parent / image_root
     content = parse_file(file.read_bytes(), file)
-    return by_split(
-        karpathy_rows(content, file, root, image_extension, flatten),
-        file,
-    )
+    rows = karpathy_rows(content, file, root, image_extension, flatten)
+    return by_split(rows, file)

@@ -83,8 +83,8 @@ def add_columns(
     for split, own in data.items():
         if ids_differ or not all(isinstance(row["image"], str | Path) for row in own):
             check_one_row_each(own, f"split {split!r}")
-    names = dict.fromkeys(config.splits or data.splits)
-    splits = {split: list(data.split(split)) for split in names}
+    names = dict.fromkeys(config.splits or data)
+    splits = {split: list(data[split]) for split in names}
     out, size = Path(config.out), config.part_rows
     parts = []
     for split, own in splits.items():
@@ -115,7 +115,7 @@ def add_columns(
     found = report(made)
     rows = list(found.rows)
     for split in data.keys() - splits.keys():
-        rows += [{**row, "split": split} for row in data.split(split)]
+        rows += [{**row, "split": split} for row in data[split]]
     written = [_line(row, out) for row in rows]
     write_json_lines(out / f"{name}.jsonl", written)
     count = f"{name}.jsonl: {len(written):,} rows"

@@ -37,7 +37,7 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
     quiet_libraries()
     folder = check_writable(config.out)
     data = build_data(config.data)
-    rows = list(data.split(config.split)[: config.max_images])
+    rows = list(data[config.split][: config.max_images])
     check_has_images("retrieval", rows, f"split {config.split!r}")
     texts = texts_of(rows)
     encoders = {

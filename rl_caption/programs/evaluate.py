@@ -100,9 +100,9 @@ class _Images(NamedTuple):
 
     def training(self) -> list[list[str]]:
         """References of the training images; empty where they are unknown."""
-        if self.data is None or "train" not in self.data.splits:
+        if self.data is None or "train" not in self.data:
             return []
-        return [row["references"] for row in self.data.split("train")]
+        return [row["references"] for row in self.data["train"]]
 
 
 def evaluate(config: EvaluateConfig) -> str:
@@ -362,7 +362,7 @@ def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
 
     data = build_data(config.data)
     split = config.split or SPLIT
-    data_rows = list(data.split(split))
+    data_rows = list(data[split])
     check_one_row_each(data_rows, f"split {split!r}")
     annotated = References((row["image_id"], row["references"]) for row in data_rows)
     return _Images(annotated, data_rows, f"split {split!r}", data)
@@ -380,7 +380,7 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
     outside = [image_id for image_id in captions if image_id not in annotated]
     others: Collection[str] = annotated.elsewhere if outside else ()
     if outside and images.data is not None:
-        splits = [images.data.split(split) for split in images.data.splits]
+        splits = images.data.values()
         files = {row["image_id"]: row.get("image") for rows in splits for row in rows}
         others = files.keys() - annotated.keys()
     if outside:

@@ -170,10 +170,7 @@ class SceneNegatives:
     """Exact hard negatives of generated scenes, a ``NegativeSource``."""
 
     def __call__(
-        self,
-        row: Row,
-        caption: str,
-        generator: np.random.Generator,
+        self, row: Row, caption: str, generator: np.random.Generator
     ) -> list[tuple[str, str]]:
         """The negatives that apply, in random order. Raises ``DataError`` where the row
         has no scene.

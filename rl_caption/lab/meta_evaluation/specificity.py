@@ -69,7 +69,7 @@ def measure_rates(config: SpecificityRatesConfig) -> str:
     folder = check_writable(config.out)
     judges = build_judges(config.judges, None, [], "judges")
     data = build_data(config.data)
-    rows = list(data.split(config.split)[: config.max_images])
+    rows = list(data[config.split][: config.max_images])
     lines = []
     for name, judge in judges.items():
         scores = score_rows(judge, rows, config.seed, config.shuffle_rate)

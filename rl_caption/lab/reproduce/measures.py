@@ -201,5 +201,5 @@ class Measures:
         entry = data_sets()[data]
         path = str(self.data[data] / entry.get("path", ""))
         read = build_data(DataConfig(path=path, **entry["reader"]))
-        wanted = [entry["split"]] if entry["split"] else read.splits
-        return list(chain.from_iterable(map(read.split, wanted)))
+        wanted = [entry["split"]] if entry["split"] else list(read)
+        return list(chain.from_iterable(read[split] for split in wanted))

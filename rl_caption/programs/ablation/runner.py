@@ -127,7 +127,7 @@ def make_plan(
             "cells start from, a saved captioner or a name on the hub"
         )
     data = build_data(base.data)
-    rows = data.split(config.split)
+    rows = data[config.split]
     words.append(f"--train.threads={base.train.threads or cpu_threads(config.jobs)}")
     runs = make_runs(config, words, parse)
     for run in runs:

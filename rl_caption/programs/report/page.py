@@ -182,7 +182,7 @@ def gallery(
     if rows is None:
         rows = []
         try:
-            rows = build_data(received_data(data)).split(settings.get("split", "test"))
+            rows = build_data(received_data(data))[settings.get("split", "test")]
         except (DataError, ConfigError, OSError, TypeError) as error:
             note = f"No references and images are shown: the data cannot be read from {Path.cwd()} ({error})"
     by_id = {row["image_id"]: row for row in rows}

@@ -116,7 +116,7 @@ KINDS = {
         [None, "text", ["a cat"], [("a", 1)]],
     ),
     f"data.target {DATA_NAME}": (
-        lambda out: build_data(DataConfig(target=DATA_NAME)).split("train")[0],
+        lambda out: build_data(DataConfig(target=DATA_NAME))["train"][0],
         [None, {}, ROWS[0] | {"references": "a dog"}],
     ),
 }

@@ -53,7 +53,7 @@ def world(tmp_path_factory):
     """
     folder = tmp_path_factory.mktemp("world")
     data = ScenesData(**DATA["kwargs"])
-    rows = [*data.split("val"), *data.split("train")]
+    rows = [*data["val"], *data["train"]]
     (folder / "coco").mkdir()
     conversations = []
     pages = []
@@ -179,7 +179,7 @@ def test_specs_and_a_student_of_it_with_as_many_positions(world, tmp_path):
         student=data,
     )
     folder = tmp_path / "runs/student/dual/export/best"
-    row = ScenesData(**DATA["kwargs"]).split("val")[0]
+    row = ScenesData(**DATA["kwargs"])["val"][0]
     long = row["long_reference"]
     captions = [long, f"{long} {'It is a red circle. ' * 20}"]
     for reward in (

@@ -39,7 +39,7 @@ def photos(tmp_path, monkeypatch) -> Path:
     world = ScenesData(num_train=12, num_val=4, num_test=4, image_size=32)
     rows = []
     for split in ("train", "val", "test"):
-        for row in world.split(split):
+        for row in world[split]:
             name = f"{split}-{len(rows)}.png"
             load_image(row["image"]).save(name)
             rows.append(
@@ -74,9 +74,9 @@ def test_a_new_captioner_of_own_photos_killed_and_gone_on(photos):
     assert "finished, scst" in checked(*words).output
     row = json.loads(Path("mine.jsonl").read_text().splitlines()[0])
     row["references"] = ["another caption"]
-    load_image(
-        ScenesData(num_train=0, num_val=0, num_test=9).split("test")[8]["image"]
-    ).save("new.png")
+    load_image(ScenesData(num_train=0, num_val=0, num_test=9)["test"][8]["image"]).save(
+        "new.png"
+    )
     with Path("mine.jsonl").open("a") as file:
         print("\n" + json.dumps(row | {"image": "new.png", "split": "val"}), file=file)
     refused = start(*words)

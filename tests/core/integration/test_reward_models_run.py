@@ -61,7 +61,7 @@ def refused(config, folder, program="reward_model", **changes):
 def alone(folder, stage):
     """Data of a tower that learns from images alone, in random views, or from captions alone."""
     folder.mkdir(exist_ok=True)
-    rows = ScenesData(**DATA["kwargs"]).split("train")
+    rows = ScenesData(**DATA["kwargs"])["train"]
     kwargs = {"val_fraction": 0.3}
     if stage == "image":
         for index, row in enumerate(rows):
@@ -175,7 +175,7 @@ def test_tuned_on_positives_it_is_a_model_for_pac_s(trained, tmp_path):
         for run in (trained / "teacher", folder)
     )
     assert before.keys() == after.keys(), "updates are merged"
-    row = ScenesData(**DATA["kwargs"]).split("val")[0]
+    row = ScenesData(**DATA["kwargs"])["val"][0]
     reward = PacScore(str(folder / "export/best"), prefix="")
     assert 0 <= reward(None, ["a red circle"], image=[row["image"]])[0] <= 2
 
@@ -283,7 +283,7 @@ def photos(tmp_path_factory):
     data = ScenesData(**DATA["kwargs"])
     records = []
     for split in ("train", "val"):
-        for row in data.split(split):
+        for row in data[split]:
             name = f"{row['image_id']}.png"
             row["image"].render().save(images / name)
             record = {
@@ -317,5 +317,5 @@ def test_a_dual_of_pretrained_parts_trains_its_heads_alone_and_is_distilled(
     first = values(photos / "hybrid", "val/teacher_cosine_image")[0]
     assert best(photos / "hybrid") >= first
     score = LClipScore(backbone=str(dual))
-    row = ScenesData(**DATA["kwargs"]).split("val")[0]
+    row = ScenesData(**DATA["kwargs"])["val"][0]
     assert 0 <= score([""], row["references"][:1], image=[row["image"]])[0] <= 2.5

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 TASKS = ("language_model", "semantic_bottleneck", "text_regression")
 CAPTIONS = [
     caption
-    for row in ScenesData(**DATA["kwargs"]).split("val")
+    for row in ScenesData(**DATA["kwargs"])["val"]
     for caption in row["references"]
 ]
 
@@ -90,7 +90,7 @@ def test_the_regression_is_an_icc_reward(trained, tmp_path, start):
     stands where there is none (GPT-2).
     """
     data = rows_of(caption_targets(trained / "targets.jsonl", val_fraction=0.2))
-    rows = data.split("val")
+    rows = data["val"]
     folder = trained / "text_regression"
     if start is not None:
         config = text_chain(trained)["text_regression"]

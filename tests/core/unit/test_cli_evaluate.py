@@ -390,5 +390,5 @@ def test_runs_are_compared_on_a_split_that_chose_nothing_or_it_is_said(
     assert settings["split"] == (asked or "test")
     assert settings["weights"] == weights_hash(runs[0] / "export/best")
     stored = load_json(tmp_path / "out/first/predictions.json")
-    rows = build_data(DataConfig(**DATA)).split(asked or "test")  # type: ignore[arg-type]
+    rows = build_data(DataConfig(**DATA))[asked or "test"]  # type: ignore[arg-type]
     assert {row["image_id"] for row in stored} == {row["image_id"] for row in rows}

@@ -42,7 +42,7 @@ def good_rows(folder, first, count):
 
 
 def ids(data, split):
-    return [item["image_id"] for item in data.split(split)]
+    return [item["image_id"] for item in data[split]]
 
 
 def found(report):
@@ -51,9 +51,9 @@ def found(report):
 
 def both(data):
     """Check that ``fail`` raises the report that ``skip`` returns, and return it."""
-    report = check_data(data, data.splits, on_bad="skip")
+    report = check_data(data, [*data], on_bad="skip")
     with pytest.raises(DataError) as caught:
-        check_data(data, data.splits, on_bad="fail")
+        check_data(data, [*data], on_bad="fail")
     assert str(report) == str(caught.value)
     return report
 
@@ -92,7 +92,7 @@ def test_empty_captions_and_images_without_references(tmp_path):
     report = both(data)
     assert found(report) == {"empty captions": 4, "images without references": 2}
     assert report.problems["empty captions"][1] == "train image '1', caption 4"
-    first, second = report.good_rows_of(data).split("train")
+    first, second = report.good_rows_of(data)["train"]
     assert (first["image_id"], first["references"]) == ("0", ["a dog"])
     assert (second["image_id"], second["references"]) == ("1", ["a dog", "a cat"])
     assert second["negatives"] == [["no dog"], ["no cat"]]
@@ -107,7 +107,7 @@ def test_of_duplicate_ids_the_first_good_row_stays(tmp_path):
     data = dataset(train=rows)
     report = both(data)
     assert found(report) == {"missing images": 1, "duplicate image ids in a split": 2}
-    kept = report.good_rows_of(data).split("train")
+    kept = report.good_rows_of(data)["train"]
     assert [Path(str(item["image"])).name for item in kept] == ["0.jpg", "8.jpg"]
 
 
@@ -131,7 +131,7 @@ def test_the_same_file_in_two_splits_stays_in_the_evaluation_split(tmp_path):
     assert ids(clean, "train") == ["0", "2", "3"]
     assert ids(clean, "val") == ["5"]
     assert ids(clean, "test") == ["6", "7", "test copy", "from val"]
-    assert not check_data(clean, clean.splits).problems
+    assert not check_data(clean, [*clean]).problems
 
 
 def test_equal_images_under_other_names_formats_and_in_memory_leak(tmp_path):

@@ -41,11 +41,11 @@ def write_lines(folder, *lines):
 
 
 def image_paths(data, split="train"):
-    return [Path(str(row["image"])) for row in data.split(split)]
+    return [Path(str(row["image"])) for row in data[split]]
 
 
 def ids(data, split="train"):
-    return [row["image_id"] for row in data.split(split)]
+    return [row["image_id"] for row in data[split]]
 
 
 # --- Karpathy JSON ------------------------------------------------------------------------------
@@ -55,9 +55,9 @@ def test_rows_carry_ids_paths_and_references_in_file_order(tmp_path):
     first, second = record(7, cocoid=391895), record(5, "restval", sentences=[])
     path = write(tmp_path, record(2, "test"), first, second)
     data = karpathy(tmp_path, image_root="images")
-    assert data.splits == ("train", "test")
+    assert [*data] == ["train", "test"]
     assert ids(data) == ["391895", "5"]
-    references = [row["references"] for row in data.split("train")]
+    references = [row["references"] for row in data["train"]]
     assert references == [["A photo of thing 7 .", "thing 7"], []]
     images = tmp_path / "images"
     assert image_paths(data) == [images / "7.jpg", images / "5.jpg"]
@@ -78,7 +78,7 @@ def test_wrong_karpathy_files_are_named(tmp_path):
     with pytest.raises(DataError, match=r"one dataset\*\.json"):
         karpathy(tmp_path)
     with pytest.raises(DataError, match=r"split 'dev'"):
-        karpathy(path).split("dev")
+        karpathy(path)["dev"]
     for content in ("[]", '{"images": []}', '{"images": [{"filename": "a.jpg"}]}'):
         path.write_text(content, encoding="utf-8")
         with pytest.raises(DataError, match="dataset_b"):
@@ -96,12 +96,12 @@ def test_defaults_and_options_of_json_lines(tmp_path):
     third |= {"positive_captions": ["a tabby"], "positive_images": ["made/c.png"]}
     path = write_lines(tmp_path, first, "", second, {"image": "/else/c.jpg", **third})
     data = jsonl(path)
-    assert data.splits == ("train", "test")
-    a, c = data.split("train")
+    assert [*data] == ["train", "test"]
+    a, c = data["train"]
     assert a == first | {"image_id": "in/a.jpg", "image": str(tmp_path / "in/a.jpg")}
     made = {"positive_images": [str(tmp_path / "made/c.png")]}
     assert c == third | made | {"image_id": "/else/c.jpg", "image": "/else/c.jpg"}
-    (row,) = data.split("test")
+    (row,) = data["test"]
     assert row["image_id"] == "7"
     assert row["prompt"] == "", "none, in place of the model's"
     elsewhere = image_paths(jsonl(path, image_root="photos"), "test")
@@ -119,7 +119,7 @@ def test_features_are_found_by_image_id_with_and_without_a_folder(tmp_path):
         np.save(features / name, np.ones((size, 3), np.float32))
     path = write_lines(tmp_path, *rows)
     config = DataConfig(format="jsonl", path=str(path), features_root=str(features))
-    found = build_data(config).split("train")
+    found = build_data(config)["train"]
     assert [len(row["features"].load()) for row in found] == [2, 3]
 
 
@@ -152,8 +152,8 @@ def test_the_long_description_is_the_one_reference(tmp_path):
     config = DataConfig(format="scenes", kwargs=sizes)
     short = build_data(config)
     long = build_data(config.replace(long_captions=True))
-    assert long.splits == short.splits
-    for row, plain in zip(long.split("train"), short.split("train"), strict=True):
+    assert [*long] == [*short]
+    for row, plain in zip(long["train"], short["train"], strict=True):
         assert row["references"] == [plain["long_reference"]]
         assert row["short_references"] == plain["references"]
         assert row["positive_captions"] == plain["positive_captions"]
@@ -161,4 +161,4 @@ def test_the_long_description_is_the_one_reference(tmp_path):
     path = write_lines(tmp_path, GOOD)
     config = DataConfig(format="jsonl", path=str(path), long_captions=True)
     with pytest.raises(DataError, match=r"a\.jpg.*long_reference"):
-        build_data(config).split("train")[0]
+        build_data(config)["train"][0]

@@ -38,7 +38,7 @@ def encoded(seed):
 
 
 def rows_of(split="train", **config):
-    return list(build_data(DataConfig(**config)).split(split))
+    return list(build_data(DataConfig(**config))[split])
 
 
 # --- published layouts --------------------------------------------------------------------------
@@ -64,16 +64,16 @@ def test_nocaps_is_one_split_or_one_for_each_domain(tmp_path):
     path = write(tmp_path / "nocaps_val_4500_captions.json", nocaps(tmp_path))
     config = DataConfig(format="coco", path=str(path), image_root="validation")
     data = build_data(config)
-    assert data.splits == ("val",)
+    assert [*data] == ["val"]
     check_data(data, ["val"])
-    row = data.split("val")[1]
+    row = data["val"][1]
     assert row["image_id"] == "1"
     assert row["image"] == str(tmp_path / "validation" / "1.png")
     assert row["references"] == ["Caption 1 .", "Caption 4 ."]
     config.kwargs = {"split_by": "domain"}
     domains = build_data(config)
-    assert domains.splits == ("in-domain", "near-domain")
-    assert [row["image_id"] for row in domains.split("near-domain")] == ["1", "2"]
+    assert [*domains] == ["in-domain", "near-domain"]
+    assert [row["image_id"] for row in domains["near-domain"]] == ["1", "2"]
 
 
 TWICE = [{"id": 1, "file_name": "a"}, {"id": "1", "file_name": "b"}]
@@ -106,9 +106,9 @@ def test_of_sharegpt4v_the_first_images_are_held_out_and_the_last_turn_is_the_ca
     path = write(tmp_path / "captions.json", conversations)
     config = {"format": "sharegpt4v", "path": str(path), "image_root": "data"}
     data = build_data(DataConfig(**config, kwargs={"val_images": 2}))
-    assert (len(data.split("val")), len(data.split("train"))) == (2, 3)
-    check_data(data, data.splits)
-    row = data.split("train")[0]
+    assert (len(data["val"]), len(data["train"])) == (2, 3)
+    check_data(data, [*data])
+    row = data["train"][0]
     assert row["references"] == ["A dog 2.  It is on a red couch."]
     assert row["references"] == [row["long_reference"]]
     assert row["image_id"] == "coco/train2017/2.png"
@@ -128,11 +128,11 @@ def test_summaries_of_sdci_are_references_and_images_without_are_left_out(tmp_pa
         write(folder / "complete" / f"{name}.json", content)
     write(folder / "splits.json", {"train": ["a.json", "c.json"], "valid": ["b.json"]})
     data = build_data(DataConfig(format="dci", path=str(folder)))
-    (cat,), (dog,) = data.split("train"), data.split("val")
+    (cat,), (dog,) = data["train"], data["val"]
     assert cat["references"] == ["A cat.", "A cat sits."]
     assert dog["image_id"] == "b.json"
     assert dog["long_reference"] == "A dog."
-    check_data(data, data.splits)
+    check_data(data, [*data])
 
 
 def test_json_lines_of_other_layouts_are_read_by_columns(tmp_path):
@@ -179,10 +179,10 @@ def test_images_may_be_paths_and_sentences_objects(tmp_path, datasets):
     named = {"image": "{filepath}/{filename}", "references": "sentences"}
     config = {"format": "hub", "path": str(path), "columns": named}
     data = build_data(DataConfig(**config, image_root=str(tmp_path / "photos")))
-    (row,) = data.split("train")
+    (row,) = data["train"]
     assert row["references"] == ["A dog .", "A cat ."]
     assert row["image"] == image
-    check_data(data, data.splits)
+    check_data(data, [*data])
     table = write(tmp_path / "train.csv", f"image,caption\n{image},A dog\n")
     named = {"image": "image", "references": "caption"}
     (row,) = rows_of(format="hub", path=str(table), columns=named)
@@ -232,9 +232,9 @@ def test_tar_shards_are_tables_of_the_library(tmp_path, datasets):
         tar(folder / f"{name}.tar", files)
     columns = COLUMNS | {"long_reference": "json.long"}
     data = build_data(DataConfig(format="hub", path=str(folder), columns=columns))
-    assert data.splits == ("train", "val")
-    check_data(data, data.splits)
-    rows = data.split("train")
+    assert [*data] == ["train", "val"]
+    check_data(data, [*data])
+    rows = data["train"]
     assert [row["image_id"] for row in rows] == ["000", "001"]
     for number in (1, 0):
         row = pickle.loads(pickle.dumps(rows))[number]

@@ -26,11 +26,11 @@ def written(path, *lines):
 
 
 def captions(data, split):
-    return [caption for row in data.split(split) for caption in row["references"]]
+    return [caption for row in data[split] for caption in row["references"]]
 
 
 def ids(data, split):
-    return [row["image_id"] for row in data.split(split)]
+    return [row["image_id"] for row in data[split]]
 
 
 def test_folders_are_splits_and_paths_are_ids(tmp_path):
@@ -40,13 +40,13 @@ def test_folders_are_splits_and_paths_are_ids(tmp_path):
     elsewhere = images(tmp_path / "more", "d.png")
     (root / "train/n3").symlink_to(elsewhere)
     data = build_data(DataConfig(format="images", path=str(root)))
-    assert data.splits == ("train", "val")
+    assert [*data] == ["train", "val"]
     assert ids(data, "train") == ["train/n1/a.png", "train/n2/b.JPEG", "train/n3/d.png"]
-    (row,) = data.split("val")
+    (row,) = data["val"]
     assert row["image_id"] == "Validation/c.png"
     assert row["image"] == str(root / "Validation/c.png")
     assert row["references"] == []
-    check_data(data, data.splits, needs=["image"])
+    check_data(data, [*data], needs=["image"])
     with pytest.raises(DataError, match=r"3.*image 'train/n1/a\.png'"):
         check_data(data, ["train"])
 
@@ -80,9 +80,9 @@ def test_a_line_is_a_caption_and_equal_ones_are_held_out_together(tmp_path):
     texts |= dict(zip(ids(data, "val"), val, strict=True))
     assert texts["captions.txt:1"] == "a dog"
     assert texts["captions.txt:3"] == "ein Höhlenbär"
-    check_data(data, data.splits, needs=["text"])
+    check_data(data, [*data], needs=["text"])
     with pytest.raises(DataError, match=r"image 'captions\.txt:\d+'"):
-        check_data(data, data.splits)
+        check_data(data, [*data])
 
 
 def test_files_are_splits_and_a_column_is_the_caption(tmp_path):

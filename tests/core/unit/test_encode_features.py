@@ -58,7 +58,7 @@ def encode_features(encoder, data, out, **options):
 def read(dataset, out):
     """Image id -> features [R, D], as training reads them."""
     data = with_features(karpathy(dataset, "images", ".png"), out, {})
-    check_data(data, data.splits)
+    check_data(data, [*data])
     every = [row for rows in data.values() for row in rows]
     return {row["image_id"]: row["features"].load() for row in every}
 

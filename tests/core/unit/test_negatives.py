@@ -24,7 +24,7 @@ def test_negatives_are_a_function_of_the_generator():
 
 
 def test_negatives_of_scenes_are_all_in_another_order():
-    row = ScenesData(num_train=3, num_val=0, num_test=0, num_unseen=0).split("train")[1]
+    row = ScenesData(num_train=3, num_val=0, num_test=0, num_unseen=0)["train"][1]
     caption, negatives = row["references"][0], SceneNegatives()
     drawn = [negatives(row, caption, np.random.default_rng(seed)) for seed in range(9)]
     kinds = [kind for kind in NEGATIVE_KINDS if kind in dict(drawn[0])]
@@ -41,7 +41,7 @@ def test_negatives_and_positives_of_the_data(tmp_path):
         "negatives": [["a cat", "a cow"], []],
     }
     write_json_lines(file, [item | {"positive_captions": ["one dog", "some dog"]}])
-    row = jsonl(file).split("train")[0]
+    row = jsonl(file)["train"][0]
     found = ColumnNegatives()(row, "a dog", np.random.default_rng(0))
     assert sorted(found) == [("data", "a cat"), ("data", "a cow")]
     assert ColumnNegatives()(row, "one dog", np.random.default_rng(0)) == []

@@ -14,10 +14,8 @@ from tests.coco_for_tests import write_downloads
 @pytest.fixture
 def coco(tmp_path, monkeypatch):
     """The folder, complete, and the counts of what is in it."""
-    images = {"train": 10, "val": 4, "test": 4}
-    monkeypatch.setattr(prepare_coco, "IMAGES", images)
-    captions = {"train": 50, "val": 20, "test": 20}
-    monkeypatch.setattr(prepare_coco, "CAPTIONS", captions)
+    counts = {"train": (10, 50), "val": (4, 20), "test": (4, 20)}
+    monkeypatch.setattr(prepare_coco, "COUNTS", counts)
     return write_downloads(tmp_path / "coco")
 
 
@@ -37,6 +35,6 @@ def test_counts_that_do_not_agree_are_named_unless_a_part_is_asked_for(coco):
     write_json(path, content)
     with pytest.raises(DataError) as caught:
         prepare(coco)
-    for part in ("'train': 9", "'train': 45", "'test': 19", "'train': 50"):
+    for part in ("'train': (9, 45)", "'test': (4, 19)", "'train': (10, 50)"):
         assert part in str(caught.value)
-    assert prepare(coco, subset=True)["images"]["train"] == 9
+    assert prepare(coco, subset=True)["train"] == (9, 45)

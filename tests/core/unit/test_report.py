@@ -89,7 +89,7 @@ def test_the_gallery_has_pictures_references_and_the_scores_of_validation(
 ):
     cards = Seen(run_html).cards
     references = {}
-    for row in build_data(received_data(DATA)).split("val"):
+    for row in build_data(received_data(DATA))["val"]:
         references[row["image_id"]] = row["references"]
     assert len(cards) == 30
     for image_id, card in cards.items():

@@ -47,7 +47,7 @@ ROW = {
 LONG = build_data(
     DataConfig(format="scenes", kwargs=DATA["kwargs"], long_captions=True)
 )
-ROWS = LONG.split("train")
+ROWS = LONG["train"]
 CAPTIONS = [row["references"][0] for row in ROWS]
 IDS = [row["image_id"] for row in ROWS]
 

@@ -39,7 +39,7 @@ def test_scenes_and_captions_stay_what_they_were():
     of the next.
     """
     assert digest(SCENES) == "689a5c1ff0da6b38"
-    rows = [[*DATA.split(split)[:20]] for split in DATA.splits]
+    rows = [[*DATA[split][:20]] for split in DATA]
     assert digest(rows) == "03bb8d859a404b0a"
     others = [
         hard_negatives(scene, caption, seed)
@@ -88,16 +88,16 @@ def test_things_are_drawn_where_the_scene_says(size):
 
 
 def test_rows_do_not_depend_on_order_or_size_or_what_was_done_to_them():
-    row = DATA.split("train")[123]
+    row = DATA["train"][123]
     assert row["image_id"] == "train-000123"
     assert (load_image(row["image"]).size, len(row["references"])) == ((64, 64), 5)
     again = ScenesData(num_train=10, num_val=5, num_test=5, num_unseen=5)
-    again.split("train")[0]["references"].clear()
-    for split in DATA.splits:
+    again["train"][0]["references"].clear()
+    for split in DATA:
         for index in (4, 0, 3):
-            assert again.split(split)[index] == DATA.split(split)[index]
-    assert ScenesData(seed=1).split("train")[0] != DATA.split("train")[0]
-    rows = ScenesData(num_train=10**9).split("train")  # made when looked at
+            assert again[split][index] == DATA[split][index]
+    assert ScenesData(seed=1)["train"][0] != DATA["train"][0]
+    rows = ScenesData(num_train=10**9)["train"]  # made when looked at
     assert (len(rows), rows[-1]["image_id"]) == (10**9, f"train-{10**9 - 1}")
 
 
@@ -107,7 +107,7 @@ def test_positives_are_true_of_the_scene_and_of_its_captions_and_stay_in_the_spl
     )
     elsewhere = 0
     for split in ("train", "val", "test_unseen"):
-        for row, plain in zip(positives.split(split), DATA.split(split), strict=False):
+        for row, plain in zip(positives[split], DATA[split], strict=False):
             scene, captions = row["scene"], row["positive_captions"]
             assert plain == {key: row[key] for key in plain}
             assert len(set(captions) - set(row["references"])) == 5
@@ -127,8 +127,8 @@ def test_splits_share_no_scene_whatever_the_seed():
     other = ScenesData(num_train=200, num_val=60, num_test=60, num_unseen=60, seed=1)
     splits = {}
     for data in (DATA, other):
-        for split in data.splits:
-            for row in data.split(split):
+        for split in data:
+            for row in data[split]:
                 key = content_key(row["scene"])
                 assert splits.setdefault(key, split) == split
 

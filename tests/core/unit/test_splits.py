@@ -17,7 +17,7 @@ SPLITS = ["train", "val", "train", "test", "restval"]
 
 
 def counts(data):
-    return {split: len(data.split(split)) for split in data.splits}
+    return {split: len(data[split]) for split in data}
 
 
 def json_lines(folder, *splits):
@@ -88,7 +88,7 @@ def cache(tmp_path, monkeypatch):
 def test_stored_rows_are_in_the_split_that_their_column_names(tmp_path, make, named):
     data = build_data(make(tmp_path, *SPLITS, named=named))
     assert counts(data) == {"train": 3, "val": 1, "test": 1}
-    rows = pickle.loads(pickle.dumps(data.split("train")))
+    rows = pickle.loads(pickle.dumps(data["train"]))
     captions = [row["references"] for row in rows]
     assert captions == [["caption 0"], ["caption 2"], ["caption 4"]]
 

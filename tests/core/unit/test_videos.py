@@ -99,7 +99,7 @@ def test_rows_have_videos_and_the_checks_read_them(tmp_path):
     path = tmp_path / "data.jsonl"
     write_json_lines(path, lines)
     data = build_data(DataConfig(format="jsonl", path=str(path), num_frames=3))
-    assert [len(row["image"]) for row in data.split("train")] == [3] * 4
+    assert [len(row["image"]) for row in data["train"]] == [3] * 4
     cache = tmp_path / "cache.json"
     with pytest.raises(DataError, match=r"1.*/d'(.|\n)*1.*c\.gif"):
         check_data(data, ["train"], cache=cache)
@@ -107,7 +107,7 @@ def test_rows_have_videos_and_the_checks_read_them(tmp_path):
     report = check_data(data, ["train"], on_bad="skip", cache=cache)
     assert list(report.kept["train"]) == [0, 1]
     with pytest.raises(DataError, match="2 of 4"):
-        check_row_images(data.split("train"), "the reward")
+        check_row_images(data["train"], "the reward")
 
 
 def test_the_key_of_a_frame_changes_with_each_of_its_fields(tmp_path):

@@ -69,7 +69,7 @@ def options(path, out, **changed):
 
 def kept(out):
     data = jsonl(out / "kept.jsonl")
-    rows = [row for name in data.splits for row in data.split(name)]
+    rows = [row for name in data for row in data[name]]
     return [(Path(row["image"]).name, row["references"]) for row in rows]
 
 
@@ -144,7 +144,7 @@ def test_what_goes_with_a_dropped_caption_is_dropped_with_it(tmp_path):
             out=str(tmp_path / "out"),
         )
     )
-    (row,) = jsonl(tmp_path / "out/kept.jsonl").split("train")
+    (row,) = jsonl(tmp_path / "out/kept.jsonl")["train"]
     assert (row["references"], row["negatives"]) == (["a red dog"], [["a blue dog"]])
     assert row["positive_images"] == [str(tmp_path / "1.png")], (
         "not relative to another folder"

@@ -12,7 +12,7 @@ def plain(text):
 
 
 def test_references_and_hard_negatives_are_rated_once_and_the_reference_is_hidden():
-    rows = list(ScenesData(num_test=12, **WORLD).split("test"))
+    rows = list(ScenesData(num_test=12, **WORLD)["test"])
     first = rows[0]["references"][0]
     rows[0]["references"].insert(1, f" {first.upper()} ")
     rated, pairs = rate_captions(rows, seed=3)

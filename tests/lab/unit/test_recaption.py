@@ -65,7 +65,7 @@ def rows_of(file, split, **options):
             path=str(file),
             **options,
         )
-    ).split(split)
+    )[split]
 
 
 def test_old_and_new_captions_are_a_data_set_also_of_a_run_that_was_stopped(
@@ -77,11 +77,11 @@ def test_old_and_new_captions_are_a_data_set_also_of_a_run_that_was_stopped(
     assert "| after |" in table
     old, made = build_data(SCENES), whole / "captions.jsonl"
     rows = rows_of(made, "train", long_captions=False)
-    for row, known in zip(rows, old.split("train"), strict=True):
+    for row, known in zip(rows, old["train"], strict=True):
         assert row["references"] == known["references"]
         assert row["long_reference"] == f"A long caption of {row['image_id']}."
     rows = rows_of(made, "val", long_captions=False)
-    for row, known in zip(rows, old.split("val"), strict=True):
+    for row, known in zip(rows, old["val"], strict=True):
         assert row["long_reference"] == known["long_reference"]
         assert Path(str(row["image"])).is_file()
 
@@ -90,7 +90,7 @@ def test_old_and_new_captions_are_a_data_set_also_of_a_run_that_was_stopped(
         recaption(config(out))
     recaption(config(out, worker="1/2"))
     recaption(config(out))
-    assert Counting.seen == len(old.split("train"))
+    assert Counting.seen == len(old["train"])
     written = (out / "captions.jsonl").read_text().replace(str(out), str(whole))
     assert written == made.read_text()
     with pytest.raises(ConfigError, match="recaptioner was"):
@@ -128,7 +128,7 @@ def test_splits_with_the_same_ids_do_not_mix_and_other_weights_do_not_go_on(tmp_
 
 def test_a_vision_language_model_answers_prompts_in_batches(tmp_path):
     folder = str(tiny_qwen2_vl(tmp_path / "vlm"))
-    rows = build_data(SCENES).split("train")[:3]
+    rows = build_data(SCENES)["train"][:3]
     asked = CaptionerRecaptioner(folder, "A page: {prompt}, {caption}", batch_size=3)
     alone = CaptionerRecaptioner(folder, "A page: {prompt}, {caption}", batch_size=1)
     told = []
@@ -185,7 +185,7 @@ def test_positives_are_rows_for_pac_s(tmp_path):
     for split in splits:
         rows = rows_of(tmp_path / "positives.jsonl", split)
         check_positives(rows, ["image", "text"], "random", split=split)
-        for row, known in zip(rows, old.split(split), strict=True):
+        for row, known in zip(rows, old[split], strict=True):
             assert row["references"] == known["references"]
             text = f"A long caption of {row['image_id']}."
             assert row["positive_captions"] == [text, f"Once more: {text}"]
@@ -247,7 +247,7 @@ def test_false_captions_are_a_column_beside_their_references(tmp_path):
     assert "| negatives |" in table
     for row, known in zip(
         rows_of(tmp_path / "negatives.jsonl", "train"),
-        build_data(SCENES).split("train"),
+        build_data(SCENES)["train"],
         strict=True,
     ):
         assert row["references"] == known["references"]

@@ -24,7 +24,7 @@ def test_models_side_by_side_on_short_and_long_captions(tmp_path, capsys):
     found = load_json(tmp_path / "retrieval.json")["results"]
     results = {(one["model"], one["texts"]): one for one in found}
     backbone = load_frozen_encoder(str(tmp_path / "one"))
-    rows = list(ScenesData(**SCENES).split("test"))
+    rows = list(ScenesData(**SCENES)["test"])
     images = backbone.encode_images([row["image"] for row in rows]).numpy()
     references = [text for row in rows for text in row["references"]]
     long = [row["long_reference"] for row in rows]

@@ -25,7 +25,7 @@ def scenes(
         num_test=num_images,
         num_unseen=0,
     )
-    return rate_captions(data.split("test"), seed)
+    return rate_captions(data["test"], seed)
 
 
 def rate_captions(rows: Sequence[Row], seed: int = 0) -> list[JudgementSet]:

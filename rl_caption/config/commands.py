@@ -174,9 +174,10 @@ class PrepareCocoConfig(Section):
     """A part of COCO: do not compare the counts."""
 
 
-class PrepareFeaturesConfig(TrustConfig):
-    """``prepare_features TSV ... --out FOLDER``, or ``prepare_features --encoder NAME --data PATH
-    --out FOLDER``: region features from published files, or of photos by a frozen encoder.
+class PrepareFeaturesConfig(PairsConfig):
+    """``prepare_features TSV ... --out FOLDER``, or ``prepare_features --encoder NAME
+    --data.path PATH --out FOLDER``: region features from published files, or of photos
+    by a frozen encoder.
     """
 
     positional: ClassVar[str] = "tsv"
@@ -191,16 +192,8 @@ class PrepareFeaturesConfig(TrustConfig):
     """``transformers:NAME``, ``open_clip:ARCHITECTURE/TAG`` or ``package.module:Class``."""
     kwargs: dict = {}
     """Options of the encoder."""
-    data: str | None = None
-    """Images to encode: a Karpathy JSON file, its folder, or a folder of images."""
-    image_root: str | None = None
-    """As ``data.image_root`` of a training, of a Karpathy JSON."""
-    image_extension: str | None = None
-    """As ``data.image_extension``."""
-    flatten: bool = False
-    """As ``data.flatten``."""
     splits: list[str] | None = None
-    """Of the Karpathy JSON; null takes all."""
+    """Splits of ``data`` to encode; null takes all. ``data.path`` may be a folder of images, too."""
     device: str | None = None
     """Such as ``cpu`` or ``cuda:0``; null is a GPU if there is one."""
     batch_size: PositiveInt = 32
@@ -210,6 +203,8 @@ class PrepareFeaturesConfig(TrustConfig):
 
     @model_validator(mode="after")
     def _check_prepare_features(self) -> Self:
-        if bool(self.tsv) == (self.encoder is not None and self.data is not None):
-            raise ConfigError("tsv is not set: name TSV files, or an encoder with data")
+        if bool(self.tsv) == (self.encoder is not None and self.data.path is not None):
+            raise ConfigError(
+                "tsv is not set: name TSV files, or encoder and data.path"
+            )
         return self

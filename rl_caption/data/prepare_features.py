@@ -26,8 +26,8 @@ from rl_caption.data.checks import check_row_images
 from rl_caption.data.features import check_width, write_features
 from rl_caption.data.files import write_json
 from rl_caption.data.fingerprint import size_and_time
+from rl_caption.data.formats import build_data
 from rl_caption.data.plain_files import parse_json, progress
-from rl_caption.data.rows import karpathy
 from rl_caption.runtime.errors import ConfigError
 
 RECORD = "encoder.json"
@@ -100,13 +100,12 @@ def _read_batch(
 
 
 def _images(config: Any) -> dict[str, str]:
-    """Image id -> file, of a Karpathy JSON or a folder of images."""
-    path = Path(config.data)
+    """Image id -> file, of the rows of ``data`` or a folder of images."""
+    path = Path(config.data.path)
     if path.is_dir() and not any(path.glob("dataset*.json")):
         pairs = [(file.stem, str(file)) for file in sorted(list_images(path))]
     else:
-        options = config.image_extension, config.flatten
-        data = karpathy(path, config.image_root or "", *options)
+        data = build_data(config.data)
         rows = (row for split in config.splits or data for row in data[split])
         pairs = [(row["image_id"], str(row["image"])) for row in rows]
     images: dict[str, str] = {}

@@ -3,6 +3,7 @@ and read back by the data.
 """
 
 import os
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from PIL import Image
 
 from rewards.clip.pretrained import ImageEncoder, load_part
 from rl_caption.config.commands import PrepareFeaturesConfig
+from rl_caption.config.schema import DataConfig
 from rl_caption.data import prepare_features
 from rl_caption.data.base import DataError
 from rl_caption.data.checks import check_data
@@ -45,14 +47,14 @@ def dataset(tmp_path):
 
 
 def options(dataset, **changed):
-    sizes = {"data": dataset, "batch_size": 2}
-    return sizes | {"image_root": "images", "image_extension": ".png"} | changed
+    files = {"image_root": "images", "image_extension": ".png"}
+    return {"path": dataset, "files": files, "batch_size": 2} | changed
 
 
-def encode_features(encoder, data, out, **options):
-    paths = {"data": str(data), "out": str(out)}
-    config = PrepareFeaturesConfig(encoder=encoder, **paths, **options)
-    return prepare_features.encode_features(config)
+def encode_features(encoder, path, out, files=MappingProxyType({}), **options):
+    data = DataConfig(path=str(path), **files)
+    options |= {"encoder": encoder, "data": data, "out": str(out)}
+    return prepare_features.encode_features(PrepareFeaturesConfig(**options))
 
 
 def read(dataset, out):

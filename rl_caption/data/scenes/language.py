@@ -71,7 +71,7 @@ def noun_phrase(kind: Kind, attributes: Sequence[str], draws: Draws) -> str:
             words.append(_word(getattr(kind, name), draws))
     words.append(_noun(kind))
     number = NUMBERS[len(kind.things)] if kind.several else article(words[0])
-    return " ".join([number, *words])
+    return f"{number} {' '.join(words)}"
 
 
 def plural(noun: str) -> str:

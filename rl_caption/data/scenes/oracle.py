@@ -52,7 +52,7 @@ _RELATIONS = {
 _ADJECTIVE = f"({'|'.join(ADJECTIVES)})"
 _NOUN = f"({'|'.join(NOUNS)})"
 _COLOUR = f"({'|'.join((*COLOURS, *BACKGROUNDS))})"
-_DESCRIBED = f"({_ADJECTIVE}|{_NOUN}|background)"
+_DESCRIBED = f"({_ADJECTIVE} )*({_NOUN}|background)"
 _PATTERNS = {
     "stop": "[.,;:!?]",
     "relation": "|".join(_RELATIONS),
@@ -189,7 +189,7 @@ def parse(caption: str) -> list[Chunk]:
             if re.search(form, " ".join(around)):
                 ends = [chunks[at + place].about[:1] for place in places]
                 if all(ends):
-                    chunk.used, chunk.about = True, list(chain.from_iterable(ends))
+                    chunk.used, chunk.about = True, list(chain(*ends))
                     for thing in chunk.about:
                         thing.attributes |= chunk.attributes
     return chunks
@@ -326,7 +326,9 @@ def _relation_claim(chunk: Chunk, readings: Mapping[Chunk, _Readings]) -> Claim:
     for one, other in product(*(readings[thing] for thing in ends)):
         name, other_name = " and ".join(one), " and ".join(other)
         pairs = product(chain(*one.values()), chain(*other.values()))
-        verdicts = [offset(relation, *pair) >= MARGIN for pair in pairs]
+        verdicts = [
+            offset(relation, *pair) >= MARGIN for pair in pairs if pair[0] != pair[1]
+        ]
         holds = any(verdicts) and (all(verdicts) or not is_plural)
         fact = relation_fact(name, other_name) if all(verdicts) else None
         text = f"{name} {relation} {other_name}"

@@ -33,6 +33,8 @@ a red square                                                   | 0  2  0  0  3  
 a large striped red circle on a grey background                | 5  5  5  0  9
 a red circle on a white background                             | 2  3  2  0  7
 the background is grey                                         | 1  1  1  0  4
+the background is grey grey                                    | 1  1  1  1  5
+the background is grey large star                              | 1  3  1  1  6  "large star", so not a grey background
 large large large background                                   | 0  0  0  3  4
 two blue stars                                                 | 3  3  3  0  3
 three blue stars                                               | 2  3  2  0  3
@@ -59,6 +61,7 @@ a red circle with two blue stars above it                      | 5  6  5  0  9
 a red circle left of a blue star                               | 5  5  4  0  8  of one star, so not what the scene's fact says
 blue circles                                                   | 1  3  1  0  2  two that are not blue, so one is meant
 a star left of a star                                          | 2  2  1  0  6  there are two, side by side
+a green circle right of circles                                | 5  6  3  0  6  of the other one; it is told twice
 a circle above a square                                        | 1  3  1  0  5
 the red circle is above the stars and left of the green circle | 8  8  7  0 13
 the circle is striped                                          | 2  2  2  0  4

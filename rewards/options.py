@@ -26,6 +26,8 @@ _WORDS = {
     "Value error, ": "",
     "Input should be ": "",
     "List should have ": "",
+    "an object": "keys and values",
+    "a valid dictionary": "keys and values",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
     "greater than": "more than",
@@ -59,8 +61,6 @@ def sentence(item: Any, key: str) -> str:
         return message if whole else f"{key}.{message}"
     if item["type"] == "missing":
         return f"{key} is not set"
-    if item["type"] in ("model_type", "dict_type"):
-        message = "keys and values"
     return f"{key} is {item['input']!r:.120}: expected {message}"
 
 

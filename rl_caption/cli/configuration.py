@@ -106,8 +106,7 @@ def merged_values(
                 node = node.setdefault(key, Words())
             node.clear()
             node.texts = texts
-    merged: dict[str, Any] = merge(section_type, values, tree)
-    return merged
+    return merge(section_type, values, tree)
 
 
 def _checked(

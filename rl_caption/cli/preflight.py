@@ -60,7 +60,7 @@ def preflight(stages: Sequence[Stage], rows: bool = True) -> Iterator[Finding]:
     looked_at: list[Any] = []
     for index, stage in enumerate(stages):
         before = stages[:index]
-        findings = [*_process_findings(stage), *_package_findings(stage)]
+        findings = [*_package_findings(stage), *_process_findings(stage)]
         if not findings:
             findings += _model_findings(stage, before)
         data = [stage.sections.get("data"), *rewards_of(stage.sections)]
@@ -171,11 +171,9 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
     from rl_caption.data.checks import check_data
 
     options = stage.config.data
-    columns = {}
+    columns: dict[str, frozenset[str]] = {}
     for name, _ in rewards_of(stage.sections):
-        needed = getattr(load_reward(name), "columns", None)
-        if isinstance(needed, frozenset):  # no property
-            columns[name] = needed
+        columns[name] = getattr(load_reward(name), "columns", frozenset())
     looks = any("image" in needed for needed in columns.values())
     evaluated = str(stage.values.get("eval.split"))
     try:

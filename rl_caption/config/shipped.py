@@ -35,8 +35,9 @@ def find_config(name: str | Path) -> Path:
     recipes = shipped_configs()
     recipe = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     if recipe not in recipes:
+        same = [one for one in recipes if one.endswith(f"/{recipe}")]
         raise FileNotFoundError(
             f"{str(name)!r} is neither a file nor a recipe of the package: the nearest is "
-            f"{nearest(recipe, recipes)}"
+            f"{nearest(recipe, same or recipes)}"
         )
     return recipes[recipe]

@@ -86,6 +86,7 @@ MISTAKES = """
 --monitor.best_by cidr                       | monitor.best_by is 'cidr'
 --config /nowhere/a.yaml                     | '/nowhere/a.yaml' is neither a file nor a recipe
 --config dmo                                 | 'dmo' is neither a file nor a recipe of the package: the nearest is demo
+--config lclip_dual                          | the nearest is reward_models/lclip_dual
 --config own                                 | it is for another program: rl-caption run own
 --config demo_xe                             | it is for another program: rl-caption xe --config demo_xe
 train.lr 1                                   | 'train.lr' is not an option: expected --section.key
@@ -238,6 +239,12 @@ def test_help_and_print_config(file, capsys, tmp_path):
     (tmp_path / "b.yaml").write_text(text)
     again = parse(ScstConfig, ["--config", str(tmp_path / "b.yaml")], "scst")
     assert again == parse(ScstConfig, ["--config", file], "scst")
+
+
+def test_a_mistyped_program_is_answered_by_the_nearest(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        run("scts", [])
+    assert "did you mean scst?" in capsys.readouterr().err
 
 
 def test_a_reader_that_has_gone_ends_a_program_without_a_message():

@@ -177,4 +177,4 @@ for path in sorted(Path("ablation").glob("**/test*/predictions.json")):
 # - A run prints the scale of each term when it starts, and `reward.normalize: per_term` makes weights comparable
 #   ([Normalisation](../rewards.md#normalisation)).
 # - The same object runs under TRL's `GRPOTrainer` and `RLOOTrainer`: [TRL](../trl.md).
-# - A grid over a mixture's weight is one line, `alpha`: [Ablations](../scst.md#grids-of-runs).
+# - A grid over a mixture's weight is a cell for each weight: [Grids of runs](../scst.md#grids-of-runs).

@@ -96,8 +96,16 @@ class EvaluateConfig(PairsConfig, RerankConfig):
 
     @model_validator(mode="after")
     def _check_evaluate(self) -> Self:
-        if len(self.compare) not in (0, 2):
-            raise ConfigError(f"compare is {self.compare}: expected two files")
+        sources = (self.model, self.predictions, self.compare)
+        if sum(map(bool, sources)) > 1 or len(self.compare) not in (0, 2):
+            raise ConfigError(
+                f"model, predictions and compare are {sources}: "
+                "expected a captioner, a file or two files of captions"
+            )
+        if self.model and self.references:
+            raise ConfigError(
+                "references are set: the captions of model have those of data"
+            )
         if self.compare and not self.bootstrap:
             raise ConfigError("bootstrap is 0: compare needs resamples")
         return self

@@ -244,6 +244,20 @@ MISTAKES = [
 ]
 
 
+@pytest.mark.parametrize(
+    "sources",
+    [
+        {"model": "m", "predictions": "p"},
+        {"predictions": "p", "compare": ["a", "b"]},
+        {"compare": ["a"]},
+        {"model": "m", "references": "r"},
+    ],
+)
+def test_captions_and_references_come_from_one_place(sources):
+    with pytest.raises(ValueError, match=r"expected a captioner|those of data"):
+        EvaluateConfig(**sources)
+
+
 def test_mistakes_are_found_before_anything_is_scored_or_loaded(folder, monkeypatch):
     monkeypatch.setattr(program, "evaluate_captions", refuse)
     monkeypatch.setattr(program, "_decode", refuse)

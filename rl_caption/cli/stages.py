@@ -136,7 +136,7 @@ def shipped_pipelines() -> list[str]:
 def makers(path: Path) -> list[str]:
     """The pipelines that the package brings that write the export ``path``."""
     found = []
-    for name in shipped_pipelines():
+    for name in shipped_pipelines() if "export" in path.parts else ():
         trained = [one for one in read_pipeline(name) if PROGRAMS[one.program].trains]
         if any(path.is_relative_to(stage.folder) for stage in trained):
             found.append(name)

@@ -181,6 +181,7 @@ def test_released_files_are_known_by_name_to_every_score(folder, monkeypatch):
 def test_a_missing_checkpoint_is_found_before_anything_is_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ["--config", str(write_stage("coco", "pac", tmp_path / "pac.yaml"))]
+    arguments += ["--model.init", str(tmp_path)]
     missing = r"reward\.terms\.ref_pac_s\.kwargs\.pretrained: 'checkpoints/clip_ViT-B-32\.pth'"
     with pytest.raises(ConfigError, match=missing):
         run_program("scst", arguments)

@@ -36,7 +36,9 @@ _MAY_KEEP_STOP = ABBREVIATIONS.union(NUMBERED_ABBREVIATIONS)
 _EASY_CAPTION = re.compile(
     r"(?:[A-Za-z]+(?:-[A-Za-z]+)*(?:, | +|$))*(?:([A-Za-z]+)[ ]*\.)?\s*"
 )
-_EASY_WORD = re.compile(r"[A-Za-z]+(?:-[A-Za-z]+)*(?=,?(?: |$))")
+_EASY_WORD = re.compile(
+    r"(?:[A-Za-z]+(?:-[A-Za-z]+)*|[A-Za-z]+[0-9][A-Za-z0-9]*)(?=,?(?: |$))"
+)
 _TESTED_CHARACTERS = re.compile(
     "[\t\n -~\xa0-\xac\xae-\xb1\xb4-\xb8\xba-\u0148\u014a-\u017f\u200d\u2013-\u2015\u2018-\u201e\u2022\u2026"
     "\u2032\u2033\u20ac\u2122\u2190-\u21ff\u2500-\u27bf\ufe0f\U0001f000-\U0001faff]*"

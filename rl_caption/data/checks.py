@@ -225,8 +225,7 @@ def check_data(
     others = list(_other_splits(data, splits))
     sizes = {entry.size for entry in entries if check_images and check_pixels}
     owners += [(entry, entry.file) for entry in others if entry.size in sizes - {None}]
-    items = (item for _, item in owners)
-    verdicts = verify(items, read=check_pixels, cache=cache)
+    verdicts = verify((item for _, item in owners), check_pixels, cache)
     for entry, item in owners:
         content, error, missing = verdicts[item]
         kind = MISSING if missing else UNREADABLE
@@ -290,7 +289,7 @@ def check_row_images(
 
 def missing_files(images: Iterable[Any]) -> list[str]:
     """The files among rows' images that do not exist."""
-    verdicts = verify(filter(None, map(_file_of, images)), read=False)
+    verdicts = verify(filter(None, map(_file_of, images)), False)
     return [
         getattr(file, "path", file.where)
         for file, verdict in verdicts.items()
@@ -320,15 +319,14 @@ def verify(
     ``cache`` is a JSON file of good results by name, each with the stamp that it counts for.
     """
     stored: dict[str, Any] = {}
-    if cache is not None and Path(cache).is_file():
+    if cache and Path(cache).is_file():
         stored = read_json(Path(cache), DataError)
 
     def verdict(item: Any) -> Verdict:
         try:
             stamp = item.stamp()
         except OSError as error:
-            reason = f"{item.where}: {error.strerror or error}"
-            return Verdict(error=reason, missing=True)
+            return Verdict(None, f"{item.where}: {error.strerror or error}", True)
         if not read and not isinstance(item, ImageFeatures):
             return Verdict()
         known, content = stored.get(item.where, (None, None))
@@ -342,25 +340,20 @@ def verify(
         return Verdict(content)
 
     unique = list(dict.fromkeys(items))
-    verdicts = in_parallel(verdict, unique, 4, "checking files")
+    verdicts = in_parallel(verdict, unique, "checking files")
     found = dict(zip(unique, verdicts, strict=True))
-    if cache is not None and stored:
+    if cache and stored:
         write_text(cache, json.dumps(stored))
     return found
 
 
-def in_parallel(
-    function: Any,
-    items: Sequence[Any],
-    num_workers: int,
-    title: str,
-) -> Iterator[Any]:
-    """Yield ``function(item)`` for every item in order, computed by threads, with the
-    display of ``progress``. A thread takes a few items at once, as handing one over
+def in_parallel(function: Any, items: Sequence[Any], title: str) -> Iterator[Any]:
+    """Yield ``function(item)`` for every item in order, computed by four threads, with
+    the display of ``progress``. A thread takes a few items at once, as handing one over
     costs more than to look whether a file exists.
     """
     parts = [items[start : start + 16] for start in range(0, len(items), 16)]
-    with ThreadPoolExecutor(max(1, num_workers)) as pool:
+    with ThreadPoolExecutor(4) as pool:
         done = pool.map(lambda part: [*map(function, part)], parts)
         yield from progress(chain.from_iterable(done), title, total=len(items))
 
@@ -444,7 +437,7 @@ def _leaks(
 
 def _value_of_split(split: str) -> int:
     """Rank of a split by the harm of losing a row: training data 0, validation 1, test 2."""
-    if split.startswith("train") or split == "restval":
+    if split.startswith(("train", "restval")):
         return 0
     return 1 if split.startswith(("val", "dev")) else 2
 

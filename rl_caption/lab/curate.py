@@ -84,8 +84,7 @@ def measure_rows(
     """
     errors: Sequence[str] = [""] * len(rows)
     if any("image" in reward.columns for reward in rewards.values()):
-        workers = config.data.num_workers
-        errors = list(in_parallel(_error_of, rows, workers, "checking images"))
+        errors = list(in_parallel(_error_of, rows, "checking images"))
     unreadable = list(filter(None, errors))
     if unreadable and config.data.on_bad == "fail":
         count = f"{len(unreadable)} of {len(rows)} images cannot be used"

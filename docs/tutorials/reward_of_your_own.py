@@ -159,8 +159,8 @@ rl_caption("ablate --config ablation.yaml")
 #   does not see the truth either.
 # - The row `mixture` answers the question that one really has: does the term add colours at a price that one would
 #   pay? At weight 1 it hardly moves the column `colours`: CIDEr-D tells the samples of a picture apart more strongly,
-#   and the policy follows it. Another weight is the next experiment, and the scale of each term (below) says where to
-#   begin. No weight teaches this reward which colours are there.
+#   and the policy follows it. Another weight is the next experiment. No weight teaches this reward which colours are
+#   there.
 #
 # `rl-caption report ablation/cells/*/seed0/test_last` makes a page of the captions of all. Here is one picture:
 
@@ -174,7 +174,6 @@ for path in sorted(Path("ablation").glob("**/test*/predictions.json")):
 #
 # - Mend it: with `columns = frozenset({"references"})` the reward gets `columns["references"]`, a list of captions for
 #   each completion, and can pay only for colours that a reference names. `image` gives it the picture itself.
-# - A run prints the scale of each term when it starts, and `reward.normalize: per_term` makes weights comparable
-#   ([Normalisation](../rewards.md#normalisation)).
+# - `reward.normalize: per_term` makes the weights of terms comparable ([Normalisation](../rewards.md#normalisation)).
 # - The same object runs under TRL's `GRPOTrainer` and `RLOOTrainer`: [TRL](../trl.md).
 # - A grid over a mixture's weight is a cell for each weight: [Grids of runs](../scst.md#grids-of-runs).

@@ -17,11 +17,9 @@ def main(words: Sequence[str]) -> int:
         raise UsageError(
             "expected rl-caption configs list, or rl-caption configs show NAME"
         )
-    described = []
     for name, file in shipped_configs().items():
         text = file.read_text(encoding="utf-8").removeprefix("# ")
         about, *_ = re.split(r"\.\s", text.replace("\n# ", " "), maxsplit=1)
-        described.append(f"{command_of(read_file(file))} {name}\n     {about}")
-    print("\n".join(sorted(described)))
+        print(f"{command_of(read_file(file))} {name}\n     {about}")
     print("\nrl-caption configs show NAME > mine.yaml copies one, to be changed.")
     return 0

@@ -20,7 +20,7 @@ from rewards.base import naming, nearest
 from rewards.options import adapter, sentences
 from rewards.registry import first_paragraph
 from rewards.trust import trust
-from rl_caption.cli.programs import installed_programs
+from rl_caption.cli.programs import PROGRAMS
 from rl_caption.config.shipped import find_config
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.options import Section, class_names
@@ -85,7 +85,19 @@ def parse(section_type: type[Config], words: Sequence[str], program: str) -> Con
             chosen = section_type.choose(values)
             print("\n".join(help_lines(chosen, asked["help"])))
             sys.exit(0)
-        config = _checked(section_type, values, file)
+
+        def explain(key: str) -> str:
+            """That a key is not there. Raises ``ConfigError`` for another program's file."""
+            command = file and command_of(values)
+            if command:
+                raise ConfigError(f"it is for another program: {command} {file}")
+            return _no_key(section_type, key)
+
+        trust(class_names(values))
+        try:
+            config = section_type.of(values)
+        except ValidationError as error:
+            raise ConfigError(sentences(error, explain)) from error
     if "print_config" in asked:
         plain = config.model_dump(mode="json")
         print(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True))
@@ -107,23 +119,6 @@ def merged_values(
             node.clear()
             node.texts = texts
     return merge(section_type, values, tree)
-
-
-def _checked(
-    section_type: type[Config], values: dict[str, Any], file: str | None
-) -> Config:
-    def unknown(key: str) -> str:
-        """That a key is not there. Raises ``ConfigError`` for another program's file."""
-        command = file and command_of(values)
-        if command:
-            raise ConfigError(f"it is for another program: {command} {file}")
-        return _no_key(section_type, key)
-
-    trust(class_names(values))
-    try:
-        return section_type.of(values)
-    except ValidationError as error:
-        raise ConfigError(sentences(error, unknown)) from error
 
 
 # --- files ----------------------------------------------------------------------------------------
@@ -246,7 +241,7 @@ def command_of(values: Mapping[str, Any]) -> str | None:
         return "rl-caption run"
     if "compute_environment" in values:
         return "accelerate launch --config_file"
-    for name, program in installed_programs().items():
+    for name, program in PROGRAMS.items():
         with suppress(ConfigError, ValidationError):
             if program.config and resolve_name(program.config).of(values):
                 return f"rl-caption {name} --config"

@@ -13,7 +13,7 @@ from typing import Any
 from rewards.base import nearest
 from rl_caption import __version__
 from rl_caption.__main__ import INTERRUPTED, leave_on_interrupt
-from rl_caption.cli.programs import PROGRAMS, installed_programs
+from rl_caption.cli.programs import PROGRAMS
 from rl_caption.runtime.errors import UsageError, user_errors
 from rl_caption.runtime.threads import set_threads
 
@@ -45,10 +45,6 @@ def run(name: str, arguments: Sequence[str]) -> int:
     if name not in PROGRAMS:
         raise UsageError(
             f"there is no program {name}: did you mean {nearest(name, PROGRAMS)}?"
-        )
-    if name not in installed_programs():
-        raise UsageError(
-            f"{name} comes with the lab, the folder rl_caption/lab, which is not installed"
         )
     # At the root: a library that logs there would otherwise put up a handler of its own, and every
     # line come twice.

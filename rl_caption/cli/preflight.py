@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import requires
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import resolve_name
@@ -200,11 +201,6 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
 # --- the environment ----------------------------------------------------------------------------
 
 
-NEEDED = (
-    "torch", "transformers", "accelerate", "tokenizers", "safetensors", "numpy", "pillow",
-    "pydantic", "jinja2", "matplotlib", "pycocoevalcap", "tqdm", "psutil", "scipy", "filelock",
-)  # fmt: skip
-"""Packages that every installation has."""
 REINSTALL = "python -m pip install rl-caption (in a clone, make install)"
 OTHER_TORCH = "reinstall torch and torchvision in matching versions: https://pytorch.org/get-started/locally/ has the command"
 USAGE = """usage: rl-caption doctor [--mend] [NAME OPTIONS]
@@ -217,12 +213,15 @@ Print versions, devices, what is missing and what that costs. Ends with 1 where 
 
 def environment() -> Iterator[Finding]:
     """Yield packages, whether torchvision loads (a new process takes seconds), and the machine."""
-    needs = dict.fromkeys(NEEDED, REINSTALL)
+    needs = {}
+    for requirement in requires("rl-caption") or ():
+        if "extra ==" not in requirement:
+            needs[re.split(r"[^\w-]", requirement)[0]] = REINSTALL
     for package, (extra, cost) in OPTIONAL.items():
         needs[package] = f"{cost} (pip install 'rl-caption[{extra}]')"
     for package, advice in needs.items():
         version = installed_version(package)
-        fatal = version is None and package in NEEDED
+        fatal = version is None and package not in OPTIONAL
         yield Finding(package, version or f"missing: {advice}", fatal)
     if installed_version("torchvision") and (error := import_error()):
         advice = "rl-caption doctor --mend, or " * (FAULT in error) + OTHER_TORCH

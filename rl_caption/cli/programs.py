@@ -59,12 +59,12 @@ CORE = {
     ),
     "score": Program(
         "score captions in files with any reward",
-        "rl_caption.cli.score:main",
+        "rl_caption.programs.score:main",
         "rl_caption.config.commands:ScoreConfig",
     ),
     "caption": Program(
         "caption photos with a trained captioner",
-        "rl_caption.cli.caption:caption",
+        "rl_caption.programs.caption:caption",
         "rl_caption.config.commands:CaptionConfig",
     ),
     "ablate": Program(
@@ -171,10 +171,5 @@ LAB = {
     ),
 }
 """Programs of ``rl_caption.lab``, which the core names nowhere else."""
-PROGRAMS = CORE | LAB
-"""All programs; ``installed_programs`` has those that can run."""
-
-
-def installed_programs() -> dict[str, Program]:
-    """All programs, or those of the core where the lab is not installed."""
-    return PROGRAMS if find_spec("rl_caption.lab") else CORE
+PROGRAMS = CORE | LAB if find_spec("rl_caption.lab") else CORE
+"""All programs, or those of the core where the lab is not installed."""

@@ -84,7 +84,7 @@ def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield from leaves(value, f"{key}.{name}".removeprefix("."))
 
 
-def moved(values: Any, folders: Mapping[Path, Path]) -> Any:
+def replace_folders(values: Any, folders: Mapping[Path, Path]) -> Any:
     """Nested values whose paths in folders are those in other folders."""
     text = json.dumps(values, ensure_ascii=False)
     for before, now in folders.items():
@@ -95,7 +95,11 @@ def moved(values: Any, folders: Mapping[Path, Path]) -> Any:
 
 def starts_from(values: Any, stages: Iterable[Stage]) -> list[str]:
     """The names of those of ``stages`` in whose folders paths in nested values are."""
-    return [one.name for one in stages if moved(values, {one.folder: Path()}) != values]
+    return [
+        one.name
+        for one in stages
+        if replace_folders(values, {one.folder: Path()}) != values
+    ]
 
 
 # --- pipelines ----------------------------------------------------------------------------------
@@ -199,7 +203,7 @@ def _new_words(
     stage: Stage, wishes: Mapping[str, Sequence[str]], elsewhere: Mapping[Path, Path]
 ) -> list[str]:
     """The paths of a stage in folders that have moved, then what the command line asks for."""
-    now = moved(stage.values, elsewhere)
+    now = replace_folders(stage.values, elsewhere)
     changes = {key: now[key] for key in now if now[key] != stage.values[key]}
     if wishes["run.root"]:
         key = "run.dir" if "run.dir" in stage.values else "out"

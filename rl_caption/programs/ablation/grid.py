@@ -123,7 +123,7 @@ def train_runs(
     torch.set_num_threads(cpu_threads(num_parallel + 1))
     found: dict[str, Result] = {}
     failures = []
-    for run, code in trained(runs, num_parallel):
+    for run, code in ended_runs(runs, num_parallel):
         if not is_complete(run.folder):
             log = run.parent / "log.txt"
             failures.append(
@@ -138,7 +138,7 @@ def train_runs(
     return [found[run.name] for run in runs if run.name in found], failures
 
 
-def trained(runs: Sequence[Run], num_parallel: int) -> Iterator[tuple[Run, int]]:
+def ended_runs(runs: Sequence[Run], num_parallel: int) -> Iterator[tuple[Run, int]]:
     """Yield the complete runs, with 0, then train the others, ``num_parallel`` at a
     time, and yield each when it has ended, with its exit code.
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from rl_caption.cli.main import run_program
-from rl_caption.cli.score import score_files
 from rl_caption.config.commands import ScoreConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.prepare_coco import prepare
+from rl_caption.programs.score import score_files
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import tiny_student
 from tests.coco_for_tests import write_downloads, write_features, write_photos

@@ -21,8 +21,8 @@ from rl_caption.programs.ablation.config import AblateConfig, CellConfig
 from rl_caption.programs.ablation.grid import (
     Result,
     Run,
+    ended_runs,
     share_devices,
-    trained,
     write_tables,
 )
 from rl_caption.programs.ablation.runner import check_start, make_plan
@@ -166,7 +166,7 @@ def touching(file):
 def test_trainings_run_at_the_same_time_and_a_failure_stops_none(runs, tmp_path):
     go = tmp_path / "go"
     made = runs(waiting_for(go), "import sys; sys.exit('no')", touching(go))
-    ended = [(run.label, code) for run, code in trained(made, 2)]
+    ended = [(run.label, code) for run, code in ended_runs(made, 2)]
     assert ended[0] == ("1", 1), (
         "the first waits for the third, which starts after the second"
     )
@@ -186,7 +186,7 @@ open({str(ready)!r}, "w")
 time.sleep(60)
 time.sleep(60)
 """
-    with closing(trained(runs(code, waiting_for(ready)), 2)) as running:
+    with closing(ended_runs(runs(code, waiting_for(ready)), 2)) as running:
         next(running)
     assert saved.exists()
 
@@ -205,7 +205,7 @@ def test_a_training_that_starts_when_a_signal_arrives_is_stopped_too(runs, monke
     with (
         pytest.raises(SystemExit) as left,
         stop_requests(leave=True),
-        closing(trained(runs(sleep, sleep), 2)) as running,
+        closing(ended_runs(runs(sleep, sleep), 2)) as running,
     ):
         next(running)
     assert left.value.code == 128 + signal.SIGTERM

@@ -8,11 +8,11 @@ from rewards.base import RewardError
 from rewards.registry import build
 from rewards.text.document_frequency import DocumentFrequencies
 from rl_caption.captioners.config import Decoding
-from rl_caption.cli.caption import caption as caption_photos
 from rl_caption.cli.configuration import parse
 from rl_caption.config.commands import CaptionConfig, EvaluateConfig
 from rl_caption.config.schema import DataConfig
 from rl_caption.evaluation.samples import evaluate_samples
+from rl_caption.programs.caption import caption as caption_photos
 from rl_caption.programs.captions import build_reranker
 from rl_caption.programs.evaluate import evaluate_split
 from rl_caption.runtime.errors import ConfigError

@@ -7,10 +7,10 @@ import torch
 
 from rewards.files import load_json
 from rl_caption.captioners.config import Decoding
-from rl_caption.cli.caption import caption
 from rl_caption.cli.configuration import parse
 from rl_caption.config.commands import CaptionConfig
 from rl_caption.data.base import DataError
+from rl_caption.programs.caption import caption
 from tests.captioners_for_tests import tiny_captioner, tiny_rows
 
 

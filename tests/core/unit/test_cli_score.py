@@ -9,11 +9,11 @@ from PIL import Image
 from rewards.files import load_json
 from rewards.text.cider import CiderD
 from rewards.text.document_frequency import DocumentFrequencies
-from rl_caption.cli import score
 from rl_caption.cli.main import run_program
 from rl_caption.config.commands import ScoreConfig
 from rl_caption.data.base import DataError
 from rl_caption.data.files import find_images, read_captions, read_references
+from rl_caption.programs import score
 from rl_caption.runtime.errors import ConfigError
 from tests.clip_for_tests import tiny_student
 

@@ -2,7 +2,7 @@
 # # Judging a metric
 #
 # A metric is used to choose between captioners, and as a reward it even trains them. Does it agree with what is true
-# of a picture, and with people? This tutorial asks both of a metric that you bring, next to those that everybody
+# of a picture, and with people? This tutorial asks both of a metric that you bring, next to metrics that everybody
 # uses. Nothing is trained.
 
 # %%
@@ -124,7 +124,7 @@ rl_caption(
 #
 # ## In Python
 #
-# `rated_figures` takes any scores, also those of a metric that is no reward of this package:
+# `rated_figures` takes any scores, also of a metric that is no reward of this package:
 
 # %%
 from rl_caption.lab.meta_evaluation.figures import rated_figures
@@ -141,5 +141,6 @@ for figure in rated_figures(rated, scores, lengths=[]):
 # - Metrics that look at the picture are judged by the same commands: `--judges.CLIPS.target clipscore
 #   --judges.CLIPS.kwargs.backbone MODEL` ([CLIPScore](../rewards.md#clipscore-and-l-clipscore)).
 # - A metric that agrees with people may still be a bad reward: training finds what it overlooks. [A reward of your
-#   own](reward_of_your_own.py) shows how to see that, [Hacking of the reward](../scst.md#hacking-of-the-reward) how it is watched.
+#   own](reward_of_your_own.py) shows how to see that, [Hacking of the
+#   reward](../scst.md#hacking-of-the-reward) how it is watched.
 # - [Meta-evaluation](../judging.md) has the published sets, how each figure is defined, and what was reproduced.

@@ -262,8 +262,8 @@ rl_caption(
 # ## What next
 #
 # - A small captioner from random weights learns what most of a few hundred photos show, no more. Start from a trained
-#   captioner (`rl-caption run own_blip`, `rl-caption run own_vlm`, [Captioners](../captioners.md)), or from a frozen image encoder
-#   ([Flickr8k](../flickr8k.md)).
+#   captioner (`rl-caption run own_blip`, `rl-caption run own_vlm`, [Captioners](../captioners.md)), or from a frozen
+#   image encoder ([Flickr8k](../flickr8k.md)).
 # - CIDEr-D rewards what the references mention. [Rewards](../rewards.md) lists what else can be rewarded, and [A
 #   reward of your own](reward_of_your_own.py) adds one. `rl-caption run own_mix --data.path
 #   mine.jsonl` distils a CLIP-based reward of your data first ([L-CLIP](../reward_models.md#l-clip)).

@@ -151,12 +151,12 @@ rl_caption("ablate --config ablation.yaml")
 # Every row is a captioner on the same `test` pictures; the first is the one that all runs started from.
 #
 # - The column `colours` is the reward. In the row `colours` it is above the start: training found what it was paid for.
-# - `oracle` is the truth, which no reward here sees: precision is the share of true claims among those that a caption
-#   makes. In the row `colours` it falls, while repeated n-grams and length rise. The captions below show why: colour
+# - `oracle` is the truth, which no reward here sees: precision is the share of a caption's claims that are true. In
+#   the row `colours` it falls, while repeated n-grams and length rise. The captions below show why: colour
 #   after colour, in the picture or not. That is reward hacking.
 # - CIDEr compares with what people, here the generated references, say. It falls with the reward that ignores them.
-# - The last column has the step at which the [monitor](../scst.md#hacking-of-the-reward) noticed, by scores that are not in the reward. It
-#   does not see the truth either.
+# - The last column has the step at which the [monitor](../scst.md#hacking-of-the-reward) noticed, by scores that are
+#   not in the reward. It does not see the truth either.
 # - The row `mixture` answers the question that one really has: does the term add colours at a price that one would
 #   pay? At weight 1 it hardly moves the column `colours`: CIDEr-D tells the samples of a picture apart more strongly,
 #   and the policy follows it. Another weight is the next experiment. No weight teaches this reward which colours are

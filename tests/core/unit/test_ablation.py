@@ -28,6 +28,7 @@ from rl_caption.programs.ablation.grid import (
 from rl_caption.programs.ablation.runner import check_start, make_plan
 from rl_caption.runtime.errors import ConfigError
 from rl_caption.runtime.launch import stop_requests
+from rl_caption.runtime.threads import granted_cores
 from rl_caption.training.checkpoint import write_run_files
 
 MIX = {"cider": RewardTerm(weight=0.5), "bleu": RewardTerm(weight=0.5)}
@@ -59,7 +60,7 @@ def captioner(folder):
     return SMALL_WORLD + f"model: {{init: {folder}}}\n"
 
 
-@pytest.mark.parametrize(("jobs", "threads"), [(10**4, 1), (1, os.cpu_count() or 1)])
+@pytest.mark.parametrize(("jobs", "threads"), [(10**4, 1), (1, granted_cores())])
 def test_cells_go_seed_by_seed_and_share_the_cores(
     tmp_path, monkeypatch, jobs, threads
 ):

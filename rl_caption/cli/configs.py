@@ -1,4 +1,4 @@
-"""The recipes that the package brings: what there is, and one of them to read, copy and change."""
+"""``rl-caption configs``: list the recipes of the package, or print one to copy."""
 
 import re
 from collections.abc import Sequence

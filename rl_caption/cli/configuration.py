@@ -31,7 +31,7 @@ Options = Sequence[tuple[Sequence[str], Sequence[str]]]
 OF_PARSER = ("config", "help", "print_config")
 """Options of every program."""
 OF_CLASSES = {"target", "format", "encoder"}
-"""Keys whose class the key ``kwargs`` beside them is for."""
+"""Keys that name a class, whose options are in the key ``kwargs`` beside them."""
 SYNONYMS = {
     "learning_rate": "train.lr",
     "max_grad_norm": "train.grad_clip_norm",
@@ -63,10 +63,13 @@ WIDTH = 100
 
 
 class Words(dict[str, Any]):
-    """Options of a command line, by key. Each changes one entry, also of a table."""
+    """Options of a command line by key, nested. Each changes one entry, also of a
+    table.
+    """
 
     texts: Sequence[str] | None = None
-    """Those of this key itself, which come before those of the keys inside it."""
+    """Texts given for this key itself; they apply before the texts of keys inside it.
+    """
 
 
 def parse(section_type: type[Config], words: Sequence[str], program: str) -> Config:
@@ -87,7 +90,9 @@ def parse(section_type: type[Config], words: Sequence[str], program: str) -> Con
             sys.exit(0)
 
         def explain(key: str) -> str:
-            """That a key is not there. Raises ``ConfigError`` for another program's file."""
+            """Message for an unknown key. Raises ``ConfigError`` for another program's
+            file.
+            """
             command = file and command_of(values)
             if command:
                 raise ConfigError(f"it is for another program: {command} {file}")
@@ -125,8 +130,8 @@ def merged_values(
 
 
 class _Loader(yaml.SafeLoader):
-    """Scalars as in YAML 1.2: ``1e-5`` is a number; ``no``, dates and ``1:30`` are
-    text. Keys are text, and stand once.
+    """YAML loader with the scalars of YAML 1.2: ``1e-5`` is a number; ``no``, dates and
+    ``1:30`` are text. Keys are text; a repeated key is an error.
     """
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
@@ -156,7 +161,9 @@ for _tag, _pattern in {
 
 
 def read_file(path: Path, section_type: type[Section] = Section) -> dict[str, Any]:
-    """The values of a file over those of its ``base`` files, which are relative to it, or recipes."""
+    """Values of a file, merged over its ``base`` files (paths relative to it, or
+    recipes).
+    """
     own = read_mapping(path)
     bases = own.pop("base", [])
     values: dict[str, Any] = {}
@@ -195,7 +202,9 @@ def section_of(annotation: Any, values: Any = None) -> type[Section] | None:
 
 
 def inner(annotation: Any, key: str, values: Any) -> Any:
-    """The annotation of a key of values, also of a table's entry; Any where nothing is known of it."""
+    """Type annotation of a key in values, or of a table's entry; Any where it is
+    unknown.
+    """
     section = section_of(annotation, values)
     if section is not None:
         field = section.model_fields.get(key)
@@ -209,8 +218,8 @@ def inner(annotation: Any, key: str, values: Any) -> Any:
 def keys_of(
     section_type: type[Section], prefix: str = ""
 ) -> Iterator[tuple[str, type[Section]]]:
-    """Yield the dotted name of each key, also of those in sections, tables and
-    alternatives, and the section that it is in.
+    """Yield the dotted name and the section of each key, also of the keys inside
+    sections, tables and alternatives.
     """
     for name, field in section_type.model_fields.items():
         key, kind = f"{prefix}{name}", field.annotation
@@ -249,12 +258,12 @@ def command_of(values: Mapping[str, Any]) -> str | None:
 
 
 def merge(annotation: Any, below: Any, above: Any) -> Any:
-    """``above`` over ``below``, values of a key with this annotation.
+    """Merge ``above`` over ``below``, two values of a key with this annotation.
 
-    Sections merge. A table of sections, and a section whose alternative changes, are
-    replaced; ``kwargs`` go where the class that they are for changes. A null deletes
-    what is below where the key cannot be null. ``Words`` change single entries, also
-    of tables.
+    Sections merge key by key. A table of sections, and a section whose alternative
+    changes, are replaced; ``kwargs`` are dropped where the class that they are for
+    changes. A null deletes the value below where the key cannot be null. ``Words``
+    change single entries, also of tables.
     """
     if isinstance(above, Words) and above.texts is not None:
         plain = merge(annotation, below, _value(annotation, above.texts))
@@ -295,8 +304,8 @@ def merge(annotation: Any, below: Any, above: Any) -> Any:
 def split_words(section_type: type[Section], words: Sequence[str]) -> Options:
     """The dotted key and the texts of each ``--a.b.c text`` or ``--a.b.c=text``.
 
-    Words of no option are those of the positional key, where there is one; then an
-    option takes one word, that of a list all, a switch none.
+    Words that follow no option belong to the positional key. In a program that has
+    one, an option takes one word, an option for a list takes all, a switch none.
     """
     positional = section_type.positional
     options: list[tuple[list[str], list[str]]] = []
@@ -324,8 +333,8 @@ def split_words(section_type: type[Section], words: Sequence[str]) -> Options:
 
 
 def _value(annotation: Any, texts: Sequence[str]) -> Any:
-    """What the texts of an option mean: YAML or text, of one value or of a list; the
-    first that its key can have.
+    """Value of an option: the first of YAML, text, list of YAML and list of texts that
+    its key accepts; True for an option without text.
     """
     plain: list[Any] = []
     for text in texts:
@@ -347,7 +356,7 @@ def _value(annotation: Any, texts: Sequence[str]) -> Any:
 
 
 def _no_key(section_type: type[Section], key: str) -> str:
-    """That there is no such key, and which alternative has it, or the nearest one."""
+    """Message for an unknown key: the alternative that has it, or the nearest key."""
     keys: dict[str, type[Section]] = {}
     for one in alternatives(section_type):
         keys |= dict(keys_of(one))
@@ -361,7 +370,7 @@ def _no_key(section_type: type[Section], key: str) -> str:
 
 
 def help_lines(section_type: type[Section], section: str) -> Iterator[str]:
-    """Keys, types, defaults, ranges and descriptions; of all, or of one section."""
+    """Lines of ``--help``: key, type, default, range and description of each option."""
     if not section:
         yield from textwrap.wrap(first_paragraph(section_type), WIDTH)
         yield "\n--config  FILE, or the name of a recipe (rl-caption configs list)"

@@ -71,7 +71,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 def run_program(name: str, arguments: list[str]) -> Any:
     """Run one program and return what it returns; errors are raised.
 
-    Its modules are imported once its configuration is read, and what it needs is there.
+    Its modules are imported after its configuration is read and checked.
     """
     program = PROGRAMS[name]
     if program.config is None:

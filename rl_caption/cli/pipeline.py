@@ -18,7 +18,8 @@ from rl_caption.cli.stages import (
 )
 
 INPUTS = "stage.json"
-"""File in a stage's folder: what its data and the models that it starts from were."""
+"""File in a stage's folder: fingerprints of its data and of the models it starts from.
+"""
 USAGE = """usage: rl-caption run NAME [--dry] [--only STAGE,...] [--again STAGE,...] [--run.root FOLDER]
                       [--data.KEY VALUE ...] [--STAGE.KEY VALUE ...]
 
@@ -33,17 +34,18 @@ Run the stages of a pipeline, a recipe or a file, one after the other. What is f
 
 
 class Planned(NamedTuple):
-    """What is to be done with a stage."""
+    """A stage, and what to do with it."""
 
     stage: Stage
     action: str
     """``train``, ``again``, ``resume``, ``skip`` or ``run`` (it trains nothing)."""
     differs: Sequence[str] = ()
-    """What is not as it was when the stage began; it is refused."""
+    """What changed since the stage began; a stage with changes is refused."""
 
 
 def plan(stages: Sequence[Stage], again: Sequence[str]) -> list[Planned]:
-    """What is to be done with each stage; what starts from a stage of ``again`` is done again, too."""
+    """Plan each stage. Stages that start from one of ``again`` are trained anew, too.
+    """
     planned: list[Planned] = []
     anew = set(again)
     for stage in stages:
@@ -61,8 +63,8 @@ def plan(stages: Sequence[Stage], again: Sequence[str]) -> list[Planned]:
 
 
 def _what_is_left(stage: Stage, sources: Sequence[str]) -> tuple[str, list[str]]:
-    """What is to be done with a training that starts from ``sources``, which run before
-    it, and what is not as it was when it began.
+    """Action for a training, and what changed since it began. ``sources`` are the names
+    of stages that it starts from and that run before it.
     """
     from rl_caption.data.fingerprint import changes
     from rl_caption.data.plain_files import read_json
@@ -102,13 +104,14 @@ def inputs_of(stage: Stage) -> dict[str, str]:
 
 
 def run_pipeline(name: str, words: Sequence[str]) -> list[Stage] | None:
-    """Run what is not finished of a pipeline.
+    """Run the unfinished stages of a pipeline.
 
     Returns:
-        The stages; None where nothing was to be run, or a signal stopped a stage.
+        The stages; None with ``--dry``, or where a signal stopped a stage.
 
     Raises:
-        ConfigError: something is missing, or a stage was made in another way. Nothing is trained.
+        ConfigError: something is missing, or a stage began with other settings or
+            inputs; raised before anything is trained.
     """
     stages, wishes = make_stages(name, words)
     planned = plan(stages, wishes["again"])

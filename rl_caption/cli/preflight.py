@@ -1,5 +1,5 @@
-"""What a command imports, fetches and reads, looked for before it begins, and what this
-environment can do (``rl-caption doctor``).
+"""Checks before a command begins, of packages, models and data, and of the environment
+(``rl-caption doctor``).
 """
 
 import os
@@ -40,7 +40,9 @@ IMPORTS = {
     "h5py": r"data\.features_root=.*\.(h5|hdf5)",
     "tensorboard": r"run\.trackers=.*tensorboard",
 }
-"""Optional module -> the class of a reward, or the ``key=value`` of a configuration, that imports it."""
+"""Optional module -> pattern of the reward class, or of the ``key=value`` of a
+configuration, that imports it.
+"""
 DEFAULT_CLIP = "ViT-B-32"
 """Architecture of a CLIP-based reward that names none, with OpenAI's weights."""
 
@@ -108,7 +110,7 @@ def rewards_of(values: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any
 
 
 def _package_findings(stage: Stage) -> Iterator[Finding]:
-    """The optional modules that a program with its configuration imports, and that are missing."""
+    """The missing optional modules among those that a stage imports."""
     lines = [REWARDS[name] for name, _ in rewards_of(stage.sections)]
     lines += [f"{key}={value}" for key, value in stage.values.items()]
     text = "\n".join(lines)
@@ -167,7 +169,8 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
 
 
 def _row_findings(stage: Stage) -> Iterator[Finding]:
-    """The rows that a training reads: their files are there, and what its rewards look at."""
+    """The rows of a training: whether their files and the rewards' columns are there.
+    """
     from rl_caption.config.build import build_data
     from rl_caption.data.checks import check_data
 

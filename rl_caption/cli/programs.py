@@ -1,6 +1,4 @@
-"""The table of programs, and whose configuration a file is. A program's modules are
-imported when it runs.
-"""
+"""The table of programs. A program's modules are imported when it runs."""
 
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -23,7 +21,7 @@ class Program(NamedTuple):
     processes: bool = True
     """Whether a launcher may start several processes of it."""
     deepspeed: bool = True
-    """Whether these may train under DeepSpeed."""
+    """Whether it may train under DeepSpeed."""
     modules: tuple[str, ...] = ()
     """Optional modules that it imports, whatever its configuration."""
 
@@ -172,4 +170,4 @@ LAB = {
 }
 """Programs of ``rl_caption.lab``, which the core names nowhere else."""
 PROGRAMS = CORE | LAB if find_spec("rl_caption.lab") else CORE
-"""All programs, or those of the core where the lab is not installed."""
+"""All programs; without ``LAB`` where the lab is not installed."""

@@ -28,9 +28,9 @@ from rl_caption.runtime.errors import UsageError
 from rl_caption.runtime.options import Section, as_words
 
 ENCODER = "transformers:"
-"""What a text or image encoder's folder begins with."""
+"""Prefix of a folder that names a text or image encoder."""
 OPTIONS = ("dry", "again", "only", "run.root")
-"""Of ``rl-caption run``, beside those for stages."""
+"""Options of ``rl-caption run`` itself, beside the options of its stages."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Stage:
     name: str
     program: str
     words: Sequence[str]
-    """Of its command line."""
+    """Arguments of its command line, after the program's name."""
 
     @cached_property
     def config(self) -> Any:
@@ -50,12 +50,12 @@ class Stage:
 
     @property
     def command(self) -> str:
-        """The same by itself."""
+        """Command line that runs this stage alone."""
         return shlex.join(["rl-caption", self.program, *self.words])
 
     @property
     def folder(self) -> Path:
-        """Where it writes."""
+        """Folder that it writes to."""
         return Path(self.values.get("run.dir") or self.values["out"])
 
     @cached_property
@@ -85,7 +85,7 @@ def leaves(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def replace_folders(values: Any, folders: Mapping[Path, Path]) -> Any:
-    """Nested values whose paths in folders are those in other folders."""
+    """Replace folders (old -> new) in the paths of nested values."""
     text = json.dumps(values, ensure_ascii=False)
     for before, now in folders.items():
         path = rf'(?<=[":]){re.escape(str(before))}(?=[/"])'
@@ -94,7 +94,7 @@ def replace_folders(values: Any, folders: Mapping[Path, Path]) -> Any:
 
 
 def starts_from(values: Any, stages: Iterable[Stage]) -> list[str]:
-    """The names of those of ``stages`` in whose folders paths in nested values are."""
+    """Names of the ``stages`` whose folders occur in paths of nested values."""
     return [
         one.name
         for one in stages
@@ -138,7 +138,7 @@ def shipped_pipelines() -> list[str]:
 
 
 def makers(path: Path) -> list[str]:
-    """The pipelines that the package brings that write the export ``path``."""
+    """Names of the package's pipelines that write the export ``path``."""
     found = []
     for name in shipped_pipelines() if "export" in path.parts else ():
         trained = [one for one in read_pipeline(name) if PROGRAMS[one.program].trains]
@@ -150,8 +150,8 @@ def makers(path: Path) -> list[str]:
 def read_wishes(
     words: Sequence[str], stages: Collection[str]
 ) -> defaultdict[str, list[str]]:
-    """What the options of ``rl-caption run`` ask for: texts of ``OPTIONS``, words for
-    ``data`` and for each stage.
+    """Parse the options of ``rl-caption run``: texts by key of ``OPTIONS``, words by
+    ``data`` and by stage.
 
     Raises:
         UsageError: an option does not say for which stage it is, or there is no such stage.
@@ -179,8 +179,8 @@ def read_wishes(
 def make_stages(
     name: str, options: Sequence[str] = ()
 ) -> tuple[list[Stage], dict[str, list[str]]]:
-    """The stages of a pipeline that are asked for, with checked configurations, and
-    what else ``read_wishes`` found.
+    """The requested stages of a pipeline, with checked configurations, and the options
+    as ``read_wishes`` returns them.
     """
     written = read_pipeline(name)
     names = [stage.name for stage in written]
@@ -202,7 +202,7 @@ def make_stages(
 def _new_words(
     stage: Stage, wishes: Mapping[str, Sequence[str]], elsewhere: Mapping[Path, Path]
 ) -> list[str]:
-    """The paths of a stage in folders that have moved, then what the command line asks for."""
+    """Arguments for a stage: its paths in moved folders, then the command line's."""
     now = replace_folders(stage.values, elsewhere)
     changes = {key: now[key] for key in now if now[key] != stage.values[key]}
     if wishes["run.root"]:

@@ -1,5 +1,5 @@
-"""What ``doctor --mend`` copies to site-packages: define the operators that
-torchvision's import looks for.
+"""Define the operators that torchvision's import looks for; ``doctor --mend`` copies
+this file to site-packages.
 
 torchvision's own library defines them; where that does not load beside a CPU-only
 torch, their schemas are enough.

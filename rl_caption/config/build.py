@@ -1,5 +1,5 @@
-"""From a configuration to objects, which take plain parameters and know nothing of the
-configuration.
+"""Build objects from a configuration. They take plain parameters, and know nothing of
+the configuration.
 """
 
 import logging
@@ -89,8 +89,8 @@ def build_captioner(
     cache_mb: int,
     tokenizer: str = TOKENIZER,
 ) -> Captioner:
-    """Load ``model.init``, or make a captioner with random weights whose words are
-    those of ``references``.
+    """Load ``model.init``, or make a captioner with random weights and a vocabulary
+    from ``references``.
 
     ``tokenizer`` is ``data.tokenizer``.
 
@@ -137,7 +137,7 @@ def check_positions(
     """Check that the captioner has positions for captions of ``tokens`` tokens, the
     value of configuration ``key``.
 
-    Raises ConfigError where it has fewer, after its own prompt or after that of one of ``rows``.
+    Raises ``ConfigError`` where fewer remain after its own prompt or a row's prompt.
     """
     rooms = [captioner.max_tokens]
     rooms += [captioner.max_tokens_of(row) for row in rows if "prompt" in row]
@@ -150,7 +150,7 @@ def check_positions(
 
 
 def build_decoding(rollout: RolloutConfig, advantage: AdvantageFn) -> Decoding:
-    """How a self-critical step decodes: the samples, and the greedy caption where the
+    """Decoding of a self-critical step: the samples, and the greedy caption where the
     baseline needs it.
     """
     if rollout.beam_search:
@@ -174,17 +174,17 @@ def build_reward(
     folder: Path | None = None,
     tokenizer: str = TOKENIZER,
 ) -> MixedReward:
-    """The mixture of rewards; ConfigError where a term cannot be made, or is for
-    English and the data are not.
+    """Build the mixture of rewards. Raises ``ConfigError`` where a term cannot be made,
+    or is for English and the data are not.
 
     Where ``reward.df`` is null, document frequencies are counted from ``references``
     (one document an image). CLIP-based terms whose arguments ask for the same network
     and cache share one encoder.
 
     Args:
-        references: of the training images.
-        folder: that of the run, where the document frequencies are written.
-        tokenizer: ``data.tokenizer``, of all terms whose arguments do not name another.
+        references: captions of the training images, a list for each image.
+        folder: the run's folder, where the document frequencies are written.
+        tokenizer: ``data.tokenizer``, for terms whose arguments do not name another.
     """
     builder = RewardBuilder(
         references, tokenizer, config.eos, config.df or None, ("cider", "diversity")

@@ -40,12 +40,12 @@ class RerankConfig(Section):
     rerank_kwargs: dict = {}
     """Options of ``rerank``."""
     seed: Seed = 0
-    """Of sampled captions and, in evaluations, of the bootstrap."""
+    """Random seed of sampled captions and, in evaluations, of the bootstrap."""
 
 
 class EvaluateConfig(PairsConfig, RerankConfig):
-    """``evaluate``: captions against references. They are of two files (``compare``), of
-    one (``predictions``) or, where neither is set, of a captioner (``model``).
+    """``evaluate``: score captions against references. The captions come from two files
+    (``compare``), from one file (``predictions``) or from a captioner (``model``).
     """
 
     model: str | None = None
@@ -62,7 +62,7 @@ class EvaluateConfig(PairsConfig, RerankConfig):
     the data that they name.
     """
     references: str | None = None
-    """Of files of captions: a file of references that do not belong to a split of ``data``."""
+    """File of references for files of captions, in place of a split of ``data``."""
     split: str | None = None
     """Split of ``data`` or, if they have splits (Karpathy JSON), of ``references``;
     null is ``test``, or all images of references without splits.
@@ -74,12 +74,15 @@ class EvaluateConfig(PairsConfig, RerankConfig):
     their diversity and the scores of the best of them to ``candidates_scores.json``.
     """
     metrics: list[str] | str = ["bleu", "meteor", "rouge", "cider", "spice"]
-    """``bleu``, ``meteor``, rouge, cider, spice: a list, or names separated by commas."""
+    """Metrics: ``bleu``, ``meteor``, ``rouge``, ``cider``, ``spice``, as a list or
+    separated by commas.
+    """
     tokenizer: Literal["auto", "java", "python", "unicode", "char", "none"] = "auto"
-    """``java`` (of the COCO toolkit), ``python`` (its reimplementation in this
-    package), ``unicode`` or ``char`` (as ``data.tokenizer``), or ``none`` (the text is
-    tokenised already; it is only split at spaces). ``auto`` follows ``data.tokenizer``;
-    for ``ptb`` it is ``python``, and Java for unusual captions.
+    """Tokenizer of the metrics: ``java`` (the COCO toolkit's), ``python`` (its
+    reimplementation in this package), ``unicode`` or ``char`` (as ``data.tokenizer``),
+    or ``none`` (the text is tokenised already; it is only split at spaces). ``auto``
+    follows ``data.tokenizer``; for ``ptb`` it is ``python``, and Java for unusual
+    captions.
     """
     bootstrap: NonNegativeInt = 1000
     """Number of bootstrap resamples of images for the 95 % intervals and the paired
@@ -123,7 +126,7 @@ class CaptionConfig(TrustConfig, RerankConfig, Decoding):
     prompt: str | None = None
     """Prompt of a model of Transformers; null uses the prompt that was saved with it, if any."""
     on_bad: Literal["fail", "skip"] = "fail"
-    """What an image does that cannot be read."""
+    """``fail`` stops at an image that cannot be read; ``skip`` leaves it out."""
     out: str | None = None
     """Also write the captions to this JSON file, in COCO result format."""
     candidates: str | None = None
@@ -137,20 +140,23 @@ class ScoreConfig(TrustConfig):
         description=f"{', '.join(available())}, or package.module:Class."
     )
     captions: str
-    """JSON, ``[{image_id, caption}, ...]``, or a folder of ``evaluate``."""
+    """File of captions, ``[{image_id, caption}, ...]``, or a folder of ``evaluate``."""
     references: str | None = None
-    """``{image_id: [str, ...]}``, COCO annotations, Karpathy JSON or JSON lines."""
+    """File of references: ``{image_id: [str, ...]}``, COCO annotations, Karpathy JSON
+    or JSON lines.
+    """
     split: str | None = None
     """Split of Karpathy JSON or JSON lines; null takes all."""
     images: str | None = None
     """Folder of the images, for rewards that look at them."""
     df: str | None = None
-    """Document frequencies; null takes those of the references."""
+    """File of document frequencies; null counts them in the references."""
     eos: bool = False
     """Count EOS as a token; published scores are without."""
     tokenizer: Literal["ptb", "unicode", "char", "none"] = "ptb"
-    """Of n-gram rewards: ``ptb`` (English), ``unicode`` (words of other languages),
-    ``char`` (characters of Chinese and Japanese) or ``none`` (split at white space).
+    """Tokenizer of n-gram rewards: ``ptb`` (English), ``unicode`` (words of other
+    languages), ``char`` (characters of Chinese and Japanese) or ``none`` (split at
+    white space).
     """
     kwargs: dict = {}
     """Further options of the reward."""
@@ -179,7 +185,7 @@ class PrepareCocoConfig(Section):
     folder: str = "data/coco"
     """The folder of ``dataset_coco.json``."""
     subset: bool = False
-    """A part of COCO: do not compare the counts."""
+    """The file is a part of COCO: do not compare the counts."""
 
 
 class PrepareFeaturesConfig(PairsConfig):
@@ -195,7 +201,9 @@ class PrepareFeaturesConfig(PairsConfig):
     out: str
     """Folder for one ``.npz`` an image."""
     dtype: Literal["float32", "float16"] | None = None
-    """Of the stored features; null is float32 for TSV files, float16 with ``encoder``."""
+    """Type of the stored features; null is float32 for TSV files, float16 with
+    ``encoder``.
+    """
     encoder: str | None = None
     """``transformers:NAME``, ``open_clip:ARCHITECTURE/TAG`` or ``package.module:Class``."""
     kwargs: dict = {}
@@ -203,7 +211,7 @@ class PrepareFeaturesConfig(PairsConfig):
     splits: list[str] | None = None
     """Splits of ``data`` to encode; null takes all. ``data.path`` may be a folder of images, too."""
     device: str | None = None
-    """Such as ``cpu`` or ``cuda:0``; null is a GPU if there is one."""
+    """Device, such as ``cpu`` or ``cuda:0``; null is a GPU if there is one."""
     batch_size: PositiveInt = 32
     """Images per forward pass."""
     num_workers: PositiveInt = 4

@@ -49,7 +49,7 @@ class PartConfig(Section):
     """Options of that class. For a decoder language model (``text``,
     ``transformers:NAME``): ``{bidirectional_blocks: N}`` lets every token attend to all
     tokens of the caption in the last N blocks. For an image encoder of open_clip with
-    random weights: ``{vision_cfg: ...}`` changes that of the architecture.
+    random weights: ``{vision_cfg: ...}`` changes the architecture's own.
     """
     pretrained: bool = True
     """False starts from random weights, in the shape of the named model; no tag is needed then."""
@@ -70,8 +70,8 @@ class TeacherConfig(Section):
     """Images or captions per forward pass."""
     cache_mb: NonNegativeInt = 2048
     """Memory for the teacher's embeddings of the training split, in MiB per process. If
-    those of all images (or all captions) do not fit, they are read from ``cache_dir``
-    or computed again at every step.
+    the embeddings of all images (or all captions) do not fit, they are read from
+    ``cache_dir`` or computed again at every step.
     """
     cache_dir: str | None = None
     """Folder that keeps the teacher's embeddings between runs; null keeps them in memory only."""
@@ -120,8 +120,8 @@ class RewardModelConfig(TrustConfig):
         return config
 
     def check(self) -> None:
-        """Check what takes files or the libraries of models, before there are data;
-        raises ``ConfigError``.
+        """Check options that need files or model libraries, before the data are read.
+        Raises ``ConfigError``.
         """
 
     def fit(self, run: Run) -> TrainState:
@@ -134,4 +134,4 @@ class RewardModelConfig(TrustConfig):
 
 
 TrainingConfig: TypeAlias = XeConfig | ScstConfig | RewardModelConfig
-"""What the loop around every training reads."""
+"""Configuration of any training, which the training loop reads."""

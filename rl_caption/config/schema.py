@@ -61,8 +61,8 @@ class DataConfig(Section):
     folder of ``captions``; the name on the hub.
     """
     source: str | None = None
-    """Where the files come from and what they take, in words that the error has where
-    ``path`` is missing.
+    """Where the files come from and how large they are, for the error of a missing
+    ``path``.
     """
     image_root: str | None = None
     """Folder of the images, absolute or relative to the folder of the JSON."""
@@ -71,8 +71,8 @@ class DataConfig(Section):
     flatten: bool = False
     """Ignore the folders (``filepath``) in the JSON."""
     columns: dict[str, str] | None = None
-    """Of ``jsonl`` and ``hub`` in another layout: name here -> name there, such as
-    ``{image: image_file, references: description}`` (docs/data.md).
+    """Columns of ``jsonl`` and ``hub`` in another layout: name here -> name there, such
+    as ``{image: image_file, references: description}`` (docs/data.md).
     """
     features_root: str | None = None
     """Region features: a folder with one file per image, or one HDF5 file. Relative
@@ -82,7 +82,7 @@ class DataConfig(Section):
     """How features are stored, such as ``{dim: 2048, max_regions: 100}`` (docs/data.md)."""
     augment: list[Augmentation] = []
     """Random augmentations of the training images: ``horizontal``, ``vertical``,
-    ``transpose``, ``crop``. Choose only those after which captions are still true.
+    ``transpose``, ``crop``. Choose only augmentations that keep the captions true.
     ``rand_augment`` is for reward models only.
     """
     tokenizer: Literal["ptb", "unicode", "char"] = "ptb"
@@ -123,7 +123,7 @@ class WorldConfig(DataConfig):
     """The generated world, unless another format is named."""
 
     format: str = "scenes"
-    """As of other data."""
+    """Format of the data, as in ``data.format``."""
 
 
 def _ascending(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
@@ -265,7 +265,7 @@ class TrainConfig(Section):
     decay_epochs: PositiveFloat | None = None
     """Epochs between two decays of the schedule ``step``, instead of ``decay_every``."""
     betas: tuple[Probability, Probability] = (0.9, 0.999)
-    """Of Adam."""
+    """Coefficients beta1 and beta2 of Adam."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay (AdamW)."""
     grad_clip_norm: PositiveFloat | None = 1.0
@@ -276,7 +276,7 @@ class TrainConfig(Section):
     """``no``, ``bf16``, ``fp16`` or ``auto`` (bf16 if the device supports it, else no)."""
     tf32: bool = False
     """On a GPU, compute float32 matrix products and convolutions in TF32 (10 bits of
-    mantissa): several times as fast, but the results differ from those of a CPU.
+    mantissa): several times as fast, but results differ from a CPU's.
     """
     num_processes: PositiveInt | None = None
     """Required number of processes; null accepts the number that the launcher started."""
@@ -285,14 +285,14 @@ class TrainConfig(Section):
     divides the physical cores among the processes of the machine.
     """
     seed: Seed = 0
-    """Of weights, data order and samples."""
+    """Random seed of weights, data order and samples."""
 
 
 class XeTrainConfig(TrainConfig):
     """Cross-entropy training."""
 
     label_smoothing: Probability = 0.1
-    """Of the cross-entropy."""
+    """Label smoothing of the cross-entropy."""
     captions_per_image: PositiveInt | None = 5
     """References of an image that are used in one step; null uses all."""
     max_target_tokens: PositiveInt = 24
@@ -331,7 +331,7 @@ class ScstTrainConfig(TrainConfig):
     xe_weight: NonNegativeFloat = 0.0
     """Weight of an additional cross-entropy loss on the references (mean over tokens)."""
     label_smoothing: Probability = 0.0
-    """Of that cross-entropy."""
+    """Label smoothing of the cross-entropy of ``xe_weight``."""
 
 
 class EvalConfig(Section):
@@ -360,8 +360,8 @@ class CaptionEvalConfig(EvalConfig):
     num_beams: PositiveInt | None = None
     """Width of beam search; null decodes greedily."""
     length_penalty: LengthPenalty | None = None
-    """Of beam search: log-probabilities are divided by length**length_penalty; null is
-    0 (their sum).
+    """Length penalty of beam search: a caption's summed log-probabilities are divided
+    by length**length_penalty; null is 0 (the sum).
     """
 
 
@@ -387,7 +387,9 @@ class RunConfig(Section):
     (of the main process only).
     """
     trackers: list[str] = []
-    """``tensorboard``, ``wandb``, ... through Accelerate, in addition to ``metrics.jsonl``."""
+    """Trackers of Accelerate, such as ``tensorboard`` and ``wandb``, in addition to
+    ``metrics.jsonl``.
+    """
 
 
 def _check_target(model: ModelConfig) -> ModelConfig:
@@ -399,7 +401,7 @@ def _check_target(model: ModelConfig) -> ModelConfig:
 
 
 CheckedModel = Annotated[AnyModel, AfterValidator(_check_target)]
-"""A captioner to train: a class from outside and its options are looked at."""
+"""A captioner to train; a class from outside and its options are checked."""
 
 
 class XeConfig(PairsConfig):

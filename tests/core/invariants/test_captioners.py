@@ -297,6 +297,8 @@ def test_samples_of_an_image_do_not_depend_on_the_batch_around_it(any_case):
         rollout = sample_captions(
             captioner, captioner.policy, batch, decoding, seed=7, step=3
         )
+        ended = (rollout.token_ids == captioner.eos_token_id).any(-1)
+        assert torch.equal(rollout.finished, ended)
         return dict(zip(batch.image_ids, rollout.texts, strict=True))
 
     whole = texts(0, 1, 2)

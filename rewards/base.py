@@ -15,14 +15,14 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 Function = TypeVar("Function", bound=Callable[..., Any])
 PACKAGES = ("rewards", "rl_caption")
 TARGETS: dict[str, str] = {}
-"""Module outside ``PACKAGES`` -> what names something in it, and how: a key of a
-configuration, a reward.
+"""Module outside ``PACKAGES`` -> key and name by which the user asked for it, such as
+``reward my_rewards:Short``; for messages.
 """
 _PYTHON = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 """Folders of the standard library."""
 BOUNDS_ROUNDING = 1e-5
-"""How far a score may be outside of its bounds, as a fraction of the bound (at least of
-1): rounding of float32.
+"""Tolerance for rounding of float32: a score may exceed a bound b by this times max(1,
+|b|).
 """
 
 
@@ -39,18 +39,19 @@ class Reward(Protocol):
 
     The call has the signature of TRL's reward functions, so every reward also drives
     ``GRPOTrainer`` and ``RLOOTrainer``. ``prompts``, ``completions`` and every column
-    have N items; ``**columns`` absorbs those that the reward does not know
+    have N items; ``**columns`` absorbs columns that the reward does not know
     (``completion_ids``, ``trainer_state``, ``log_extra``, ``log_metric``, ...).
 
     Columns that the trainer of ``rl_caption`` passes to every reward:
 
-    - ``references`` (``list[list[str]]``): the captions people wrote for the row's image,
-    untokenised;
+    - ``references`` (``list[list[str]]``): the captions people wrote for the row's
+      image, untokenised;
     - ``image_id`` (``list[str]``);
-    - ``image``: paths, PIL images or objects with ``render()``; a list or tuple of several is the
-      frames of a video;
-    - ``finished`` (``list[bool]``): whether the caption ended with EOS before the length limit;
-      without it all are. A reward for which EOS is a token appends it to finished captions only.
+    - ``image``: paths, PIL images or objects with ``render()``; a list or tuple of
+      several images is the frames of a video;
+    - ``finished`` (``list[bool]``): whether the caption ended with EOS before the
+      length limit; without the column, every caption counts as finished. A reward for
+      which EOS is a token appends it to finished captions only.
     """
 
     __name__: str
@@ -84,7 +85,7 @@ def leaf_rewards(reward: Any) -> Iterator[Any]:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The one of ``known`` that is spelt most like ``name``; for messages."""
+    """The name in ``known`` that is spelt most like ``name``; for messages."""
     return difflib.get_close_matches(name, list(known), 1, cutoff=0)[0]
 
 
@@ -116,10 +117,11 @@ def errors_of_user_code(
     (``package.module:Name``): what a user's code raises becomes an ``error`` whose
     message is ``where``, the user's own line, and what was raised.
 
-    Where code of several targets runs, ``where`` maps the name of a module to that of
-    its target. Exceptions of ``kept`` pass, and so does one that no line of a user's is
-    behind: it is a defect of this package or of a library. ``sys.exit`` in a user's
-    code is an error, too; one that a handler of this package raises passes.
+    Where code of several targets runs, ``where`` maps the module of each target to the
+    target's name. Exceptions of ``kept`` pass unchanged. So does an exception whose
+    traceback has no line of the user's code: it is a defect of this package or of a
+    library. ``sys.exit`` in a user's code becomes an error, too; ``SystemExit`` from a
+    signal handler of this package passes.
     """
     try:
         yield
@@ -134,9 +136,9 @@ def errors_of_user_code(
 
 
 def _place_in_user_code(raised: BaseException) -> tuple[str, str] | None:
-    """Module and line, ``FILE, line N: CODE``, of the innermost frame behind an
-    exception that is neither of this package nor of Python nor of an installed package
-    that is no target; None where there is none.
+    """Module and line (``FILE, line N: CODE``) of the innermost frame in a user's code:
+    outside this package, Python, and installed packages that are no target. None if no
+    frame is.
     """
     for frame, number in reversed(list(traceback.walk_tb(raised.__traceback__))):
         module = str(frame.f_globals.get("__name__"))
@@ -173,10 +175,10 @@ def passes_on(
     *targets: Callable[..., Any], without: Collection[str] = ()
 ) -> Callable[[Function], Function]:
     """Decorator for a function that passes its ``**keywords`` on to ``targets``: lists
-    their parameters as its own, but for those of ``without``.
+    their parameters as its own, except the names in ``without``.
 
-    So a score does not have to repeat the options of its encoder, and
-    ``rewards.registry`` still sees their names.
+    A score then need not repeat the options of its encoder, and ``rewards.registry``
+    still sees their names.
     """
 
     def with_signature(function: Function) -> Function:
@@ -271,8 +273,8 @@ def score_captions(
 
     Raises:
         RewardError: the reward failed, or its scores are wrong. The message begins with
-            ``where``, such as ``reward term 'cider'``. What else a user's reward raises
-            becomes this error (``errors_of_user_code``).
+            ``where``, such as ``reward term 'cider'``. Other exceptions of a user's
+            reward become this error (``errors_of_user_code``).
     """
     prefixed = naming(where, (RewardError,), RewardError)
     with naming(where, (OSError,), RewardError), errors_of_user_code(where), prefixed:
@@ -292,7 +294,7 @@ def required_column(
 
     Raises:
         RewardError: the column is missing or has another length, a row has no image, or
-            one of ``images`` has several.
+            a row of ``images`` has several.
     """
     column = columns.get(name)
     most = math.inf
@@ -321,9 +323,11 @@ def required_column(
 
 
 def eos_captions(reward: Any, columns: dict[str, Any], count: int) -> Sequence[Any]:
-    """Whether each of ``count`` captions gets the token EOS, which ``reward.eos`` counts.
+    """Whether each of ``count`` captions gets EOS as a token: never if ``reward.eos``
+    is false.
 
-    It is the column ``finished``; if that is missing, every caption counts as finished.
+    Otherwise it is the column ``finished``, or true for every caption without that
+    column.
     """
     if not reward.eos or columns.get("finished") is None:
         return [reward.eos] * count
@@ -339,7 +343,7 @@ def reference_lists(
 
     Raises:
         RewardError: the column is missing or has another length, a row has no
-            reference, or one is not a string.
+            reference, or a reference is not a string.
     """
     # A lazy column makes its rows when they are read: in a list they live, and their ids differ.
     rows = list(required_column(columns, "references", reward, count))

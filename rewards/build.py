@@ -1,7 +1,8 @@
 """From names and arguments to rewards: document frequencies of a data set, its
 tokenizer, encoders that are shared.
 
-What trains, watches, evaluates, judges or filters captions builds its rewards here.
+Training, monitoring, evaluation, judges and filters of captions build their rewards
+here.
 """
 
 import inspect
@@ -21,16 +22,17 @@ from rewards.text.tokenize import TOKENIZER
 class RewardBuilder:
     """Builds the rewards of one data set.
 
-    CIDEr-D gets its document frequencies and ``eos``; every reward of this package that
-    splits captions gets its tokenizer; those whose arguments ask for the same network
-    and cache share one encoder. Arguments that a reward is given itself win over all of
-    these.
+    CIDEr-D gets the data set's document frequencies and ``eos``; every reward of this
+    package that splits captions gets its tokenizer; rewards whose arguments ask for the
+    same network and cache share one encoder. A reward's own arguments win over these
+    defaults.
 
     Args:
-        references: of each image of the data set, one document an image; they are
-            counted when a reward first asks. Without any, CIDEr-D counts those of every
-            call, as the COCO toolkit does.
-        tokenizer: of its captions, one of ``rewards.text.tokenize.TOKENIZERS``.
+        references: captions of each image of the data set; an image is one document.
+            They are counted when a reward first asks. Without references, CIDEr-D
+            counts the references of each call, as the COCO toolkit does.
+        tokenizer: tokenizer of the captions, one of
+            ``rewards.text.tokenize.TOKENIZERS``.
         eos: whether EOS is a token of captions, references and documents.
         df: document frequencies, or a file of them; None counts them from ``references``.
         counting: names of the rewards that get ``eos`` and document frequencies.
@@ -50,11 +52,13 @@ class RewardBuilder:
         self.eos = eos
         self.df = df
         self.counted: dict[tuple[bool, str], DocumentFrequencies] = {}
-        """(EOS is a token, tokenizer) -> document frequencies of ``references``, of
-        those that were asked for.
+        """(EOS is a token, tokenizer) -> document frequencies of ``references``, added
+        by ``count``.
         """
         self.encoders: dict[str, CachedEncoder] = {}
-        """Arguments of an encoder -> the encoder of the rewards that were built with these."""
+        """``encoder_key`` of a reward's arguments -> the encoder that rewards with this
+        key share.
+        """
 
     def build(self, name: str, kwargs: Mapping[str, Any]) -> Reward:
         """Build the reward ``name`` (of ``registry.REWARDS``, or ``module:Class``) with
@@ -82,8 +86,8 @@ class RewardBuilder:
         return reward
 
     def count(self, eos: bool, tokenizer: str | None = None) -> DocumentFrequencies:
-        """Document frequencies of the references, counted once. ``ValueError`` where
-        there are none.
+        """Document frequencies of the references, counted once. ``ValueError`` if there
+        are no references.
         """
         key = eos, tokenizer or self.tokenizer
         if key not in self.counted:
@@ -94,8 +98,8 @@ class RewardBuilder:
 
 
 def encoder_key(name: str, arguments: Mapping[str, Any]) -> str:
-    """Equal for rewards whose arguments ask for the same encoder and image cache; empty
-    for those without one.
+    """Key that is equal for rewards whose arguments ask for the same encoder and image
+    cache; empty for rewards without an encoder.
     """
     reward_class = load(name)
     if not (isinstance(reward_class, type) and issubclass(reward_class, ClipScore)):

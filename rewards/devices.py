@@ -54,7 +54,9 @@ def is_main_process() -> bool:
 
 
 def default_device(device: str | None) -> str:
-    """``device``; None is the process's current CUDA device if there is one, else the CPU."""
+    """Name of a torch device: ``device``, or for None the process's current CUDA device
+    if there is one, else the CPU.
+    """
     import torch
 
     # With its index: plain "cuda" would follow a later change of the current device, and the

@@ -14,7 +14,7 @@ class FrozenModel:
 
     network: Any
     tokenizer: Any
-    """Of a vision-language model its processor."""
+    """Tokenizer, or the processor of a vision-language model."""
     device: str
     longest: int
     """Largest number of tokens that it reads, special ones included."""

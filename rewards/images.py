@@ -52,8 +52,8 @@ Frames: TypeAlias = list[ImageSource] | tuple[ImageSource, ...]
 
 
 def list_images(folder: str | Path, *, recursive: bool = True) -> Iterator[Path]:
-    """Yield the images in a folder: files with one of ``IMAGE_SUFFIXES``, without those
-    whose name begins with a dot.
+    """Yield the images in a folder: files with one of ``IMAGE_SUFFIXES`` whose name
+    does not begin with a dot.
 
     Each folder's files come sorted by name and before its subfolders (``recursive``),
     which are sorted, too; hidden folders are left out, links are followed. Raises
@@ -95,8 +95,8 @@ def open_image(source: ImageSource | Frames, *, own_mode: bool = False) -> Image
 
     Raises:
         RewardError: the file does not exist, is no image, is damaged, is larger than
-            ``PIL.Image.MAX_IMAGE_PIXELS`` allows, or has numbers of an unknown range;
-            or ``source`` is several frames.
+            ``PIL.Image.MAX_IMAGE_PIXELS`` allows, or has pixel values of an unknown
+            range; or ``source`` is several frames.
     """
     if isinstance(source, Image.Image):
         with naming(f"image {source!r:.200} cannot be read", UNREADABLE, RewardError):
@@ -155,8 +155,8 @@ def image_identity(source: ImageSource | Frames) -> str:
 
 
 def file_stamp(path: str | Path) -> tuple[int, int, int, int]:
-    """What is different after a file was replaced or written to. Raises ``OSError``
-    where there is no such file.
+    """Stamp of a file, which changes when the file is replaced or written to. Raises
+    ``OSError`` where there is no such file.
 
     Returns:
         Size in bytes, times of the last change of the content and of the file's status in
@@ -170,8 +170,8 @@ def file_stamp(path: str | Path) -> tuple[int, int, int, int]:
 def file_hash(path: str | Path) -> str:
     """Hash of the content of a file. Raises ``OSError`` where it cannot be read.
 
-    It is remembered by path and ``file_stamp``, so that a process reads a file once as
-    long as it stays as it is.
+    Hashes are cached by path and ``file_stamp``, so that a process reads an unchanged
+    file once.
     """
     stamp = file_stamp(path)
     # The clock of a file system ticks coarsely: two changes in one tick have the same time.
@@ -191,7 +191,7 @@ def _file_hash(path: str, stamp: tuple[int, int, int, int]) -> str:
 
 def check_frames(frames: Frames) -> None:
     """Decode every frame of a video. Raises ``RewardError`` with the index of the first
-    that cannot be decoded.
+    frame that cannot be decoded.
     """
     for index, frame in enumerate(frames):
         with naming(f"frame {index} of a video", (RewardError,), RewardError):
@@ -210,7 +210,7 @@ def _upright(image: Image.Image, own_mode: bool) -> Image.Image:
     image.load()
     try:
         image = ImageOps.exif_transpose(image)
-    except UNREADABLE:  # it is decoded already, so this is the EXIF data's
+    except UNREADABLE:  # the image is decoded already: the error is in the EXIF data
         image = image.copy()
     if image.mode == "F" or image.mode.startswith("I"):
         image = _eight_bits(image)

@@ -53,8 +53,8 @@ class MixedReward:
     """Weighted sum of rewards, sum_t w_t r_t, or of their z-scores, sum_t w_t (r_t -
     mean_t) / std_t.
 
-    Of raw scores (``normalize="none"``), ``bounds`` follow from those of the terms and
-    the weights. Z-scores (``per_term``, ``per_group``) are relative to other captions:
+    For raw scores (``normalize="none"``), ``bounds`` follow from the bounds and weights
+    of the terms. Z-scores (``per_term``, ``per_group``) are relative to other captions:
     they have no bounds, and totals of different calls do not compare. ``columns`` is
     the union over the terms.
 
@@ -62,7 +62,7 @@ class MixedReward:
         terms: log key -> (reward, weight).
         normalize: ``none`` adds raw scores; ``per_term`` and ``per_group`` add z-scores
             of every term. The caller of ``combine`` decides over which captions: all of
-            a step (``per_term``), or those of an image (``per_group``).
+            a step (``per_term``), or the samples of an image (``per_group``).
         tokenizer: one of ``rewards.text.tokenize.TOKENIZERS``, which a trainer uses for
             its statistics of captions.
 
@@ -109,8 +109,8 @@ class MixedReward:
 
     @property
     def signature(self) -> str:
-        """``0.5*[...]+0.5*[...]``; with z-scores ``per_term(...)`` of that; for one raw
-        term of weight 1, its own.
+        """``0.5*[...]+0.5*[...]``, inside ``per_term(...)`` or ``per_group(...)`` for
+        z-scores; for a single raw term of weight 1, the term's own signature.
         """
         labels = {name: reward.signature for name, reward in self.rewards.items()}
         if self.normalize == "none" and list(self.weights.values()) == [1.0]:
@@ -167,12 +167,12 @@ class MixedReward:
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> list[float]:
-        """Score N captions by the weighted sum; z-scores are those over these N
+        """Score N captions by the weighted sum; z-scores are taken over these N
         captions. Raises as ``terms``.
 
         As a z-score a single caption scores 0, and a trainer that calls this in several
         processes normalises in each separately (``rl_caption`` uses all samples of a
-        step, or those of an image, instead). The mean of every term is passed to TRL's
+        step, or all of an image, instead). The mean of every term is passed to TRL's
         ``log_metric``, where ``columns`` has it, as ``reward/<term>``.
         """
         terms = self.terms(prompts, completions, **columns)

@@ -26,7 +26,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 MANIFEST = "manifest.json"
 HASHED = 2**24
-"""Largest file, in bytes, that is hashed, which takes milliseconds: configurations,
+"""Size in bytes up to which files are hashed, which takes milliseconds: configurations,
 tokenizers, small weights.
 """
 EXPORTS = ("export/best", "export/last", "best", "last")
@@ -38,8 +38,8 @@ STATE_KEYS = ("state_dict", "model", "model_state_dict")
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """The manifest of ``folder``: relative path -> size of every other file, and the
-    hash of those up to ``HASHED``.
+    """The manifest of ``folder``: relative path -> size of every other file, and its
+    hash if it has at most ``HASHED`` bytes.
     """
     files = sorted(
         path
@@ -160,8 +160,8 @@ def read_config(
 
 
 def export_hint(folder: str | Path) -> str:
-    """The end of a message about ``folder``, which holds no model: the exported model
-    in it, if it is of a run.
+    """End of a message about ``folder``, which holds no model: the path of an exported
+    model in it, if it is the folder of a run; else empty.
     """
     for name in EXPORTS:
         export = Path(folder) / name
@@ -171,8 +171,8 @@ def export_hint(folder: str | Path) -> str:
 
 
 def load_complete(model_class: Any, name: str, **options: Any) -> Any:
-    """Load a model of Transformers by its ``from_pretrained``, which would leave
-    weights that a file lacks random.
+    """Load a model of Transformers by ``from_pretrained``, but refuse a file that lacks
+    weights, which would stay random.
 
     Raises:
         ValueError: the file has not all weights of ``model_class``, or is of a model
@@ -329,9 +329,9 @@ def transformers_options(name: str) -> dict[str, Any]:
     """Arguments of every ``from_pretrained`` of Transformers for ``name``, a folder or
     a name on the hub.
 
-    They keep it from running code that comes with the model (``auto_map``), and from
-    asking at the terminal whether to. A folder with ``adapter_config.json`` is refused:
-    Transformers would silently load another model or adapters.
+    They keep Transformers from running code that comes with the model (``auto_map``),
+    and from asking at the terminal whether to. A folder with ``adapter_config.json`` is
+    refused: Transformers would silently load another model or adapters.
 
     Raises:
         OSError, ValueError: as ``ask_hub``, or the folder is refused.

@@ -35,9 +35,9 @@ _WORDS = {
 _UNION = re.compile(r"str|bool|int|float|dict|.*\[.*\]")
 
 Count = Annotated[int, Field(ge=1)]
-"""A number of things of which there has to be one."""
+"""Number of things, at least 1."""
 Size = Annotated[int, Field(ge=1, le=2**24)]
-"""Of a layer, a table or an input; a larger number is not allocated."""
+"""Size of a layer, a table or an input, from 1 to 2**24."""
 
 
 def dotted(path: tuple[int | str, ...]) -> str:
@@ -67,8 +67,9 @@ def sentence(item: Any, key: str) -> str:
 def sentences(
     error: ValidationError, unknown: Callable[[str], str], where: str = ""
 ) -> str:
-    """What is wrong with the first three keys, which are inside ``where``; ``unknown``
-    makes the sentence of one that is not there.
+    """Sentences about the first three wrong keys, joined by semicolons. ``where`` is
+    the key that contains them; ``unknown`` makes the sentence of a key that does not
+    exist.
     """
     found: dict[str, str] = {}
     for item in error.errors(include_url=False):
@@ -83,7 +84,7 @@ def sentences(
 
 @cache
 def adapter(annotation: Any) -> TypeAdapter[Any]:
-    """What checks values of a type."""
+    """Pydantic's validator of a type, cached."""
     try:
         return TypeAdapter(annotation, config=ConfigDict(allow_inf_nan=False))
     except PydanticUserError:  # a TypedDict or a dataclass, which takes none
@@ -93,7 +94,7 @@ def adapter(annotation: Any) -> TypeAdapter[Any]:
 def check_type(value: Any, annotation: Any, where: str, error: type[Exception]) -> None:
     """Check that a value has a type: ``int``, ``dict[str, list[float]]``, a TypedDict, ...
 
-    Raises ``error``, whose message begins with ``where``, where it has not.
+    Raises ``error``, whose message begins with ``where``, if it has another type.
     """
     try:
         adapter(annotation).validate_python(value, strict=True)
@@ -122,13 +123,14 @@ def load_target(
     error: type[Exception] = ValueError,
     kept: tuple[type[Exception], ...] = (),
 ) -> Any:
-    """The class or function ``package.module:Name``, or the one that ``table`` has under ``name``.
+    """Import the class or function ``package.module:Name``, or the target of ``name``
+    in ``table``.
 
     Args:
-        name: which one.
+        name: ``package.module:Name``, or a key of ``table``.
         key: what names it, such as a key of a configuration; for messages.
         table: short name -> ``package.module:Name``.
-        error: type of what is raised.
+        error: type of the exceptions that are raised.
         kept: types of exceptions of the module's own code that are not turned into an ``error``.
 
     Raises:
@@ -152,8 +154,8 @@ def load_target(
 
 
 def target_name(target: Any) -> str:
-    """``package.module:Name`` of a class, of a function or one with its options bound,
-    or of the class of an object.
+    """``package.module:Name`` of a class, of a function, of the function in a
+    ``functools.partial``, or of an object's class.
     """
     function = getattr(target, "func", target)
     has_name = function if hasattr(function, "__qualname__") else type(function)

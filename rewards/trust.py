@@ -1,10 +1,10 @@
 """Classes that saved models name, which are used only where the user trusts them.
 
 A saved model's ``config.json`` comes with its weights, often from other people. It may
-name a class, such as the image encoder of a dual encoder, and its arguments; whoever
-imports and calls what stands there runs that file. So names are compared here before
-anything is imported (docs/reliability.md). Names that the user gives, in a
-configuration, on a command line or in Python, need no check.
+name a class, such as the image encoder of a dual encoder, and its arguments; importing
+and calling that class runs code that the file chose. So names are compared here with
+the names that the user trusts before anything is imported (docs/reliability.md). Names
+that the user gives, in a configuration, on a command line or in Python, need no check.
 """
 
 import importlib
@@ -46,8 +46,8 @@ def import_outside(module: str) -> ModuleType:
     """Import a module that the user names, such as ``my_rewards``; also a file in the
     working directory.
 
-    The working directory is searched last, and only from the first such name on: in a
-    folder from elsewhere, a file may have the name of an optional package.
+    The working directory is searched last, and only once a module was asked for by
+    name: in a folder from elsewhere, a file may have the name of an optional package.
     """
     folder = os.getcwd()
     if folder not in sys.path:

@@ -101,7 +101,9 @@ def read_frames(
 
 @lru_cache(maxsize=1024)
 def _frame_files(folder: str, stamp: tuple[int, int, int, int]) -> list[str]:
-    """Paths of the images in a folder, of which ``stamp`` is the ``file_stamp``."""
+    """Paths of the images in a folder, in natural order; cached until ``stamp``, the
+    folder's ``file_stamp``, changes.
+    """
 
     def natural(file: Path) -> list[tuple[int, str]]:
         """Sort key that puts frame 10 after frame 9."""
@@ -122,7 +124,7 @@ def _frame_files(folder: str, stamp: tuple[int, int, int, int]) -> list[str]:
 def _decode(
     path: str, count: int, span: tuple[float, float], content: str
 ) -> list[Image.Image]:
-    """``read_frames`` of a file; ``content`` is its ``file_hash``."""
+    """``read_frames`` of a file, cached until ``content``, its ``file_hash``, changes."""
     return read_frames(path, count, span)
 
 

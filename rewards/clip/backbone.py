@@ -2,7 +2,7 @@
 pretrained encoders.
 
 Captions are tokenised by the model's own tokenizer: CLIP's BPE of 49,408 tokens for
-CLIP models and students, that of the text encoder for a ``PretrainedDual``.
+CLIP models and students, the text encoder's for a ``PretrainedDual``.
 """
 
 import json
@@ -55,7 +55,9 @@ encoded in batches of as many tokens as ``batch_size`` captions of full length h
 
 @dataclass
 class Network:
-    """A network with what it reads."""
+    """A dual encoder's network with its preprocessing, its tokenizer and its encoding
+    functions.
+    """
 
     model: nn.Module
     preprocessing: Preprocessing
@@ -64,9 +66,11 @@ class Network:
     encode_text: Callable[[Tensor], Tensor]
     """Ids [N, L] -> embeddings [N, D]."""
     encode_tokens: Callable[[Tensor], Tensor] | None = None
-    """Ids [N, L] -> embeddings of their tokens [N, L, D]; None where the text tower tells none."""
+    """Ids [N, L] -> embeddings of their tokens [N, L, D]; None if the text tower gives
+    no token embeddings.
+    """
     note: str = ""
-    """For the signature, after the name of the weights."""
+    """Note for the signature, after the name of the weights."""
 
 
 class FrozenEncoder:
@@ -125,8 +129,8 @@ class FrozenEncoder:
     def _embed(
         self, encode: Callable[[Tensor], Tensor], inputs: Tensor, normalize: bool = True
     ) -> Tensor:
-        """What ``encode`` makes of inputs, float32, without gradients or the caller's
-        autocast: embeddings are cached, and scores signed, as of one precision.
+        """Embed inputs by ``encode``: float32, without gradients or the caller's
+        autocast, because cached embeddings and signatures name one precision.
         """
         device = torch.device(self.device)
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -168,8 +172,8 @@ class FrozenEncoder:
         the CPU, of length 1.
 
         L includes start and end. The state of a token goes through the same layers as
-        the caption's pooled state, so the embedding of the token that is pooled is the
-        embedding of the caption. Raises as ``encode_texts``.
+        the caption's pooled state, so the embedding of the pooled token is the
+        caption's embedding. Raises as ``encode_texts``.
         """
         encode: Any = self.network.encode_tokens
         embedded = []
@@ -200,7 +204,7 @@ def load_frozen_encoder(
     name: str, pretrained: str | None = None, device: str = "cpu", **options: Any
 ) -> FrozenEncoder:
     """Load a ``FrozenEncoder`` of ``EncoderOptions(name, pretrained, device,
-    **options)``. Raises as these do.
+    **options)``. Raises ``ValueError`` as they do.
     """
     return FrozenEncoder(EncoderOptions(name, pretrained, device, **options))
 
@@ -261,8 +265,8 @@ def _load_folder(folder: str) -> Network:
 
 
 def ask_for_weights(name: str, tag: str) -> None:
-    """Check with one request that the weights of an architecture can be had: by
-    open_clip's tag from the hub or its cache; a file is on this machine.
+    """Check with one request that the hub or its cache has the weights of an
+    architecture under open_clip's ``tag``; a ``tag`` that is a file is not checked.
 
     Raises:
         OSError: there is neither a connection nor a copy. Without this check libraries

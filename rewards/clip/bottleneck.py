@@ -111,7 +111,7 @@ class CaptionWriter:
         self._bos = ids[0]
         self._ends = [ids[-1]]
         self.room = frozen.longest - 2  # of BOS and the soft token
-        # None of its sampling settings.
+        # Without the model's own sampling settings.
         frozen.network.generation_config = GenerationConfig()
         self._embed: Any = frozen.network.get_input_embeddings()
         if ending == "newline":
@@ -219,8 +219,8 @@ class EditSimilarity:
 
 
 def load_similarity(name: str, kwargs: Mapping[str, Any], owner: str) -> Reward:
-    """Build the reward that compares captions with what was written again:
-    ``edit_distance``, or any with references.
+    """Build the reward that compares captions with their rewritten texts:
+    ``edit_distance``, or a reward whose only column is ``references``.
 
     Raises:
         ValueError: it cannot be built, or does not compare with references; the message
@@ -240,8 +240,8 @@ def load_similarity(name: str, kwargs: Mapping[str, Any], owner: str) -> Reward:
 def best_similarities(
     similarity: Reward, captions: Sequence[str], written: Sequence[Sequence[str]]
 ) -> list[float]:
-    """Similarity of each of B captions to the most similar of the texts ``written`` of
-    it, clipped to [0, 1].
+    """Similarity of each of B captions to the most similar of its rewritten texts in
+    ``written``, clipped to [0, 1].
     """
     references: list[list[str]] = []
     for caption, texts in zip(captions, written, strict=True):
@@ -268,7 +268,7 @@ class SemanticBottleneck:
             encoder and the language model.
         encoder: where the same dual encoder is, if not where the folder says.
         language_model: where the same language model is, if not where the folder says.
-        num_beams: number of beams, of which the best counts; 5 in the paper.
+        num_beams: number of beams; the most similar text counts. 5 in the paper.
         max_new_tokens: length of the longest caption that is written, in tokens.
         similarity: a reward whose references are the caption; ``edit_distance`` is
             ``EditSimilarity``.
@@ -278,8 +278,8 @@ class SemanticBottleneck:
         batch_size: captions at once, at least 1.
 
     Raises:
-        ValueError: an argument is wrong, or a model cannot be loaded or is not the one
-            of the training.
+        ValueError: an argument is wrong, or a model cannot be loaded or is not the
+            model of the training.
     """
 
     __name__ = "sba"

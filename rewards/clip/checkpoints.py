@@ -3,10 +3,11 @@
 - Long text towers: Zhang et al., "Long-CLIP: Unlocking the Long-Text Capability of CLIP", ECCV
   2024, section 3.2 (knowledge-preserved stretching), in the form that its code computes. SPECS's
   weights have the same layout.
-- PAC-S and PAC-S++: weights under OpenAI's or open_clip's keys, perhaps with low-rank updates
-  (LoRA, Hu et al., ICLR 2022, equation 3; for convolutions, the released code of PAC-S++), which
-  are added to the weights. Such a file does not say which activation and preprocessing to use: both
-  are those of the weights that the tuning started from, which a tag of open_clip names.
+- PAC-S and PAC-S++: weights under OpenAI's or open_clip's keys, perhaps with low-rank
+  updates (LoRA, Hu et al., ICLR 2022, equation 3; for convolutions, the released code
+  of PAC-S++), which are added to the weights. Such a file does not say which activation
+  and preprocessing to use: both come from the weights that the tuning started from,
+  which a tag of open_clip names.
 
 Positions count tokens of CLIP's BPE, start and end included.
 """
@@ -174,8 +175,8 @@ def merge_low_rank(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     For W [out, in], A is [r, in] and B [out, r]. For a kernel [out, in, k, k], A is [r
     k, in k] and B [out k, r k], and their product [out k, in k] is reshaped row by row.
 
-    The factors of ``W`` are ``W_lora_A`` and ``W_lora_B`` (``in_proj_weight``), those
-    of ``owner.weight`` are ``owner.lora_A`` and ``owner.lora_B``. The updates of
+    A weight ``W`` (``in_proj_weight``) has the factors ``W_lora_A`` and ``W_lora_B``;
+    ``owner.weight`` has ``owner.lora_A`` and ``owner.lora_B``. The updates of
     ``mlp.c_fc`` and ``mlp.c_proj`` are left out, as PAC-S++'s released scorer does,
     which takes them for merged. Raises ``ValueError`` with the key if a factor or the
     weight of one is missing, or shapes do not fit.

@@ -56,7 +56,7 @@ class ClipScore:
     columns = frozenset({"image"})
     bounds = (0.0, 2.5)
     lowest = 0.0
-    """The least that the best cosine to a reference counts."""
+    """Lower end of the range that the best cosine to a reference is clipped to."""
 
     @passes_on(EncoderOptions)
     def __init__(
@@ -140,11 +140,11 @@ class RefClipScore(ClipScore):
     """RefCLIPScore: harmonic mean of CLIPScore and the best cosine to a reference, in
     [0, 10/7] for w = 2.5.
 
-    The paper clips that cosine at 0, the released code does not. Clipping is the
+    The paper clips the best cosine at 0, the released code does not. Clipping is the
     default: without it a caption that contradicts all references gets a negative or,
     near a + b = 0, an unbounded score, which no policy should learn from. Where the
-    best cosine is positive, both are equal. Source: Hessel et al., EMNLP 2021, section
-    3.
+    best cosine is positive, both scores are equal. Source: Hessel et al., EMNLP 2021,
+    section 3.
 
     Args:
         backbone, pretrained, **arguments: as for ``ClipScore``.

@@ -3,7 +3,7 @@ with a projection head.
 
 Trained contrastively with its encoders frozen it is LiT with both towers locked but for
 their heads (Zhai et al. 2022, "LiT: Zero-Shot Transfer with Locked-image text Tuning";
-which blocks are trained is said to the training program).
+the training configuration says which blocks are trained).
 
 Shapes: B batch, S pixels of a side, R cells of a grid, L tokens, D width of an encoder,
 E joint width (``embed_dim``).
@@ -36,7 +36,7 @@ from rewards.options import Size, check_fields
 
 MODEL_TYPE = "pretrained_dual"
 TEMPERATURE = 0.07
-"""At the start, as in CLIP (Radford et al. 2021)."""
+"""Initial temperature of the contrastive loss, as in CLIP (Radford et al. 2021)."""
 Pool = Literal["mean", "first"]
 
 
@@ -98,13 +98,14 @@ class Head(nn.Module):
 
 
 class PretrainedDual(nn.Module):
-    """Both encoders with their heads. Embeddings are not normalised.
+    """A pretrained image encoder and text encoder with their heads. Embeddings are not
+    normalised.
 
     Args:
         config: encoders and shape.
         folder: folder of a saved dual, from whose files the encoders are built. Weights
-            are then random where the library allows it, because those of the folder
-            will be loaded.
+            are then random where the library allows it, because the folder's weights
+            are loaded later.
         pretrained: which of ``image`` and ``text`` start from pretrained weights; the
             others start from random ones.
 

@@ -26,7 +26,9 @@ class Embedded(NamedTuple):
     """A caption with its tokens, or a video with its frames. All embeddings have length 1."""
 
     whole: Floats
-    """Embedding [D] of the caption (at EOT), or normalised mean of those of the frames."""
+    """Embedding [D] of the caption (at EOT), or normalised mean of the frames'
+    embeddings.
+    """
     units: Floats
     """Embeddings [P, D] of the tokens, start and end included, or of the frames."""
     weights: Floats
@@ -70,9 +72,9 @@ class EmScore(ClipScore):
         backbone, pretrained, **encoder: fields of ``EncoderOptions``, as for
             ``ClipScore``. The text tower has to give an embedding of every token:
             open_clip's CLIP, an L-CLIP student, or a dual of pretrained encoders.
-        idf_captions: captions, or a file with one caption a line, such as those of the
-            training split; tokens are weighted by their inverse document frequencies in
-            them (``token_idf``). None gives all the same weight.
+        idf_captions: captions, such as the training split's, or a file with one caption
+            a line; tokens are weighted by their inverse document frequencies in these
+            captions (``token_idf``). None gives all tokens the same weight.
         prefix: put before captions and references; None (the default, as in the
             released code) for none.
 
@@ -163,7 +165,9 @@ class EmScore(ClipScore):
         return embedded
 
     def _videos(self, images: Sequence[Any]) -> dict[int, Embedded]:
-        """By id of the object; embeddings of frames, one by one, are cached as those of images."""
+        """``id`` of each video object -> its embeddings. Frames are cached one by one,
+        as images are.
+        """
         videos = {id(image): frames_of(image) for image in images}
         rows = self.backbone.embed_images([*chain(*videos.values())])
         embedded = {}
@@ -181,9 +185,9 @@ class EmScore(ClipScore):
 class RefEmScore(EmScore):
     """EMScore with references: (Score(caption, video) + best Score(caption, reference)) / 2.
 
-    A reference is matched as a video is, its tokens, with their weights, in place of
-    frames. Arguments as for ``EmScore``. Source: Shi et al., CVPR 2022, section 3;
-    PAC-S's equation for video.
+    A reference is matched as a video is, with its weighted tokens in place of frames.
+    Arguments as for ``EmScore``. Source: Shi et al., CVPR 2022, section 3; PAC-S's
+    equation for video.
     """
 
     __name__ = "ref_emscore"

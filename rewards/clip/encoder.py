@@ -92,14 +92,15 @@ class EncoderOptions:
     archives, the layout of Long-CLIP and SPECS (two tables of positions) and PAC-S's
     files under their own names (``RELEASED``). Other files of OpenAI's weights need the
     architecture ``ViT-B-32-quickgelu``, because they do not tell the activation; the
-    log says which one was taken.
+    log says which activation was taken.
     """
     device: str | None = None
     """Such as ``cpu`` or ``cuda:0``; None is the process's current CUDA device if there
     is one, else the CPU.
     """
     precision: Precision = "fp32"
-    """Of weights and activations. Published GPU scores are of fp16 and differ in the fourth digit.
+    """Precision of weights and activations. Published scores were computed on GPUs in
+    fp16 and differ in the fourth digit.
     """
     batch_size: Count = 64
     """Images or captions encoded at once, at least 1."""
@@ -116,7 +117,7 @@ class EncoderOptions:
     cache_images: Count = CACHED
     """Image embeddings kept in memory, about 2.3 kB each, at least 1."""
     cache_references: Count = CACHED
-    """The same for reference embeddings."""
+    """Reference embeddings kept in memory, about 2.3 kB each, at least 1."""
 
     def __post_init__(self) -> None:
         check_values(Precision, precision=self.precision)
@@ -136,7 +137,7 @@ class EmbeddingCache:
     (``rewards.files.CheckedFiles``), about 2 kB: a float32 array in NumPy's format.
 
     Args:
-        fingerprint: of the model's weights and preprocessing; part of every key.
+        fingerprint: hash of the model's weights and preprocessing; part of every key.
         folder: None keeps embeddings in memory only.
         max_entries: embeddings kept in memory, at least 1. A full cache evicts nothing:
             over epochs in any order its hit rate is then the fraction of the data that

@@ -63,9 +63,9 @@ class PacScore(ClipScore):
 class RefPacScore(PacScore, RefClipScore):
     """RefPAC-S: harmonic mean of PAC-S and the best cosine to a reference, in [0, 4/3] for w = 2.
 
-    That cosine is clipped at 0, as in RefCLIPScore and for its reason; PAC-S's released
-    code does not clip it, and has no value where a + b is 0. Where the best cosine is
-    positive, both are equal. Arguments as for ``PacScore`` and ``RefClipScore``.
+    The best cosine is clipped at 0, as in RefCLIPScore; PAC-S's released code does not
+    clip it, and has no value where a + b is 0. Where the best cosine is positive, both
+    scores are equal. Arguments as for ``PacScore`` and ``RefClipScore``.
 
     Source: Sarto et al., CVPR 2023. The released example's good captions have the mean
     0.8393, its bad ones 0.6357.
@@ -101,7 +101,7 @@ class PacVideoScore(EmScore):
 
 
 class RefPacVideoScore(PacVideoScore, RefEmScore):
-    """RefPAC-S for video: (PAC-S of the video + the best of the references) / 2.
+    """RefPAC-S for video: (PAC-S of the video + best PAC-S of a reference) / 2.
     Arguments as for ``PacVideoScore``.
     """
 

@@ -148,8 +148,8 @@ def clip_tokenizer() -> WordTokens:
 
 
 def open_clip_tokenizer(name: str) -> Any:
-    """The tokenizer of an open_clip model, named as for ``open_clip.get_tokenizer``:
-    for most ``clip_tokenizer()``.
+    """The tokenizer of an open_clip model, named as for ``open_clip.get_tokenizer``;
+    for most models ``clip_tokenizer()``.
     """
     import open_clip
 
@@ -167,8 +167,8 @@ def embed_by_length(
     lengths: Tensor,
     max_tokens: int,
 ) -> Tensor:
-    """Embed N captions in batches of similar length, with little padding: [N, D],
-    without synchronising.
+    """Embed N captions in batches of similar length, with little padding: [N, D]. The
+    GPU is not synchronised.
 
     Args:
         encode: token ids [M, T] -> embeddings [M, D].
@@ -198,8 +198,8 @@ def is_causal(clip: Any) -> bool:
 
 def causal_features(model: Any, ids: Tensor, pooled: bool = True) -> Tensor:
     """Text embeddings [B, D] of an open_clip model with a causal mask, for ids [B, L]
-    of any L up to its context; if not ``pooled``, of all tokens, [B, L, D], projected
-    as that of EOT.
+    of any L up to its context; if not ``pooled``, embeddings of all tokens, [B, L, D],
+    by the same projection.
 
     Nothing after EOT reaches the embedding under a causal mask, so ids may be cut after
     the longest caption.

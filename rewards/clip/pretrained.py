@@ -1,5 +1,5 @@
-"""Image and text encoders with their pretrained weights: of Transformers and open_clip,
-or a class of one's own.
+"""Image and text encoders with their pretrained weights: from Transformers, open_clip,
+or a user's own class.
 
 An encoder is named by a library and a model of it, or by a class:
 
@@ -117,7 +117,7 @@ class OpenClipImage(nn.Module):
     Args:
         name: ``ARCHITECTURE/TAG``; the tag names pretrained weights.
         pretrained: False leaves the weights random.
-        vision_cfg: entries that replace those of the architecture's ``vision_cfg`` in
+        vision_cfg: entries that replace entries of the architecture's ``vision_cfg`` in
             open_clip, such as ``{image_size: 64}``; only with random weights.
     """
 
@@ -171,7 +171,7 @@ class TransformersText(nn.Module):
 
     Raises:
         ValueError: the model is no text model, or one of these blocks has no causal
-            self-attention or cannot lose it.
+            self-attention or stays causal.
     """
 
     def __init__(
@@ -223,8 +223,7 @@ class TransformersText(nn.Module):
         return len(self.tokenizer(text)["input_ids"])
 
     def lengths(self, ids: Tensor) -> Tensor:
-        # Padding may also be what starts a caption (GPT-2), so what counts is the last token that
-        # is none.
+        # The padding token may also start a caption (GPT-2), so the last other token counts.
         numbers = torch.arange(1, ids.shape[1] + 1, device=ids.device)
         last = (numbers * (ids != self.tokenizer.pad_token_id)).amax(dim=1)
         return (last + self.ends_with_padding).clamp(1, ids.shape[1])
@@ -265,7 +264,7 @@ class Texts:
     """Turns captions into the token ids that a text tower reads.
 
     Args:
-        encoder: has the tokenizer.
+        encoder: ``TextEncoder`` or ``ClipText`` whose tokenizer is used.
         context_length: longest caption in tokens, special ones included; longer ones are truncated.
         trims: pad to the longest caption of a batch; else to ``context_length``.
     """
@@ -294,7 +293,7 @@ def as_grid(features: Tensor) -> Tensor:
     """Turn a feature map [B, D, H, W] or tokens [B, N, D] into a grid [B, H, W, D].
 
     Of N tokens the last H² are taken as a square grid, with the largest H that fits;
-    those before them are class and register tokens.
+    the tokens before them are class and register tokens.
     """
     if features.ndim == 4:
         return features.permute(0, 2, 3, 1)
@@ -311,7 +310,7 @@ def load_part(
     """Load an ``ImageEncoder`` or a ``TextEncoder``, in evaluation mode, on the CPU.
 
     Args:
-        protocol: which of the two.
+        protocol: ``ImageEncoder`` or ``TextEncoder``.
         name: as described at the top of this module.
         kwargs: arguments of the class. A text model of Transformers takes
             ``bidirectional_blocks`` (see ``TransformersText``), an image model of
@@ -321,7 +320,8 @@ def load_part(
             weights that are loaded later.
 
     Raises:
-        ValueError: there is no such model, its library is not installed, or it is another encoder.
+        ValueError: there is no such model, its library is not installed, or it does not
+            satisfy ``protocol``.
     """
     libraries: dict[str, Any] = {"transformers": TransformersText}
     if protocol is ImageEncoder:
@@ -355,7 +355,7 @@ def local_encoder(name: str, folder: Path) -> str:
     architecture of open_clip, or what the user trusts (``rewards.trust``).
 
     Raises:
-        ValueError: it is anything else.
+        ValueError: the name is anything else.
     """
     library = name.partition(":")[0]
     if library == "transformers":
@@ -368,7 +368,9 @@ def local_encoder(name: str, folder: Path) -> str:
 def _transformers(
     name: str, tower: str, pretrained: bool, options: Mapping[str, Any]
 ) -> Any:
-    """The model, or that ``tower`` of a dual encoder which is asked for."""
+    """Load a model or, from a dual encoder, its ``tower`` (``vision_config``,
+    ``text_config``).
+    """
     from transformers import AutoConfig, AutoModel
     from transformers.utils import logging
 
@@ -378,7 +380,7 @@ def _transformers(
     if not pretrained:
         return AutoModel.from_config(config, trust_remote_code=False, **kind)
     level = logging.get_verbosity()
-    # it warns of the other tower's weights, and of those that are looked at below
+    # it warns of the other tower's weights, and of missing weights, which are checked below
     logging.set_verbosity_error()
     try:
         model, info = AutoModel.from_pretrained(
@@ -402,7 +404,8 @@ def _attend_both_ways(model: Any, count: int) -> None:
     """Take the causal mask from the attention of the last ``count`` blocks; padding stays masked.
 
     Raises:
-        ValueError: there are fewer blocks, or a token of one still does not see a later one.
+        ValueError: there are fewer blocks, or a token in one of them still does not see
+            later tokens.
     """
     for prefix in _last_blocks(model, count):
         for attention in model.get_submodule(prefix.rstrip(".")).modules():
@@ -427,8 +430,8 @@ def _attend_both_ways(model: Any, count: int) -> None:
 def _padding_mask_alone(
     attention: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Give every query of a causal mask [B, 1, L, L] the row of the last one, which
-    lacks nothing but padding.
+    """Give every query of a causal mask [B, 1, L, L] the row of the last query, which
+    masks nothing but padding.
     """
     mask = kwargs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 4:
@@ -441,7 +444,7 @@ class ProcessorPixels(Preprocessing):
     """Pixels that an image processor of Transformers makes of RGB images."""
 
     settings: str = ""
-    """All that the processor is made from."""
+    """All settings of the processor, as text."""
     processor: Any = field(default=None, repr=False, compare=False)
 
     def square(self, image: Image.Image) -> Tensor:
@@ -473,10 +476,9 @@ def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
 
     Blocks are the entries of the list of modules that has most of the encoder's weights
     (the layers of a Transformer, the stages of a ConvNet). Parameters registered after
-    them, such as those of a final norm, are trained as well. With 0 everything is
-    frozen, with None nothing. Parameters that the output does not depend on, such as
-    those of a pooler, always stay frozen, because several processes would wait for
-    their gradients.
+    them, such as a final norm's, are trained as well. With 0 everything is frozen, with
+    None nothing. Parameters that the output does not depend on, such as a pooler's,
+    always stay frozen, because several processes would wait for their gradients.
 
     Raises:
         ValueError: the encoder has fewer blocks.
@@ -534,8 +536,8 @@ def _last_blocks(encoder: nn.Module, count: int) -> list[str]:
 
 
 def example_output(encoder: Any) -> Tensor:
-    """What an image encoder makes of a blank image, [1, H, W, D], or a text encoder of
-    one word, [1, L, D].
+    """Output of an image encoder for a blank image, [1, H, W, D], or of a text encoder
+    for one word, [1, L, D].
     """
     if isinstance(encoder, ImageEncoder):
         side = encoder.preprocessing.size

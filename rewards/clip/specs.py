@@ -24,7 +24,7 @@ class Specs(ClipScore):
     no references.
 
     Args:
-        backbone: folder that ``reward_model`` exported, or another of
+        backbone: folder that ``reward_model`` exported, or another backbone of
             ``EncoderOptions``, such as ``ViT-B-32`` with ``pretrained: spec.pt``.
         pretrained: checkpoint file, with an architecture.
         scale: ``clipped`` at 0 (paper), or ``shifted`` to (cosine + 1) / 2 (released

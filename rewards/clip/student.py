@@ -53,11 +53,11 @@ mixers, positions and class token.
 @dataclass(frozen=True)
 class LCLIPConfig:
     """Shape of an L-CLIP. The defaults are the paper's: 51,552,896 parameters. Raises
-    ``ValueError`` for others.
+    ``ValueError`` for sizes that are out of range or do not divide each other.
     """
 
     embed_dim: Size = 512
-    """Width E of the joint space, that of the teacher (512 for ViT-B/32)."""
+    """Width E of the joint space, equal to the teacher's (512 for ViT-B/32)."""
     mlp_ratio: Size = 4
     """Hidden width of the MLP, divided by the width of its tower."""
     image_size: Size = 224
@@ -81,8 +81,8 @@ class LCLIPConfig:
     image_encoder_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of ``image_encoder`` if it is a class."""
     vocab_size: Size = 49408
-    """EOT has to be the largest id of a caption, as in CLIP's vocabulary: text is
-    pooled at the argmax.
+    """Number of token ids. EOT has to be the largest id of a caption, as in CLIP's
+    vocabulary: text is pooled at the argmax.
     """
     context_length: Size = 77
     """Most tokens of a caption, SOT and EOT included."""
@@ -232,8 +232,8 @@ class ImageStudent(nn.Module):
     ``patch_embed.weight``, ``cls_token`` and ``pos_embed`` correspond to the teacher's
     ``conv1.weight``, ``class_embedding`` and ``positional_embedding``; the last two
     have leading dimensions of 1 here. If the configuration names an image encoder, its
-    features are the patches; ``folder`` is that of a saved student, from whose files
-    the encoder is built.
+    features are the patches; ``folder`` is a saved student, from whose files the
+    encoder is built.
     """
 
     def __init__(self, config: LCLIPConfig, folder: Path | None = None) -> None:
@@ -265,7 +265,7 @@ class ImageStudent(nn.Module):
         nn.init.trunc_normal_(self.cls_token, std=INIT_STD)
         nn.init.trunc_normal_(self.pos_embed, std=INIT_STD)
         self.apply(init_linear)
-        # After the initialisation, which is not of its layers.
+        # After the initialisation, which must not change the encoder's layers.
         self.encoder = encoder and encoder.requires_grad_(False)
 
     @property
@@ -328,8 +328,8 @@ class TextStudent(nn.Module):
 
         A row is SOT, tokens, EOT (its largest id), padding. With ``pad_attention:
         masked`` L is at most ``context_length`` and padding may be any smaller id; with
-        ``full``, where both change the embedding, L is ``context_length``, else
-        ``ValueError``, and padding is id 0.
+        ``full`` both change the embedding: L must be ``context_length``, else
+        ``ValueError``, and padding must be id 0.
         """
         longest = self.config.context_length
         masked = self.config.pad_attention == "masked"

@@ -3,7 +3,7 @@ results of pycocoevalcap 1.2.
 
 ``from rewards.compat.pycocoevalcap import PTBTokenizer, Bleu, Cider, Rouge`` in place
 of the imports from pycocoevalcap gives the same numbers to the last bit, without Java
-and without torch. ``Meteor`` runs that package's own, and with it Java.
+and without torch. ``Meteor`` runs pycocoevalcap's own, which needs Java.
 
 ``gts`` and ``res`` are dictionaries with the same keys: image id -> list of tokenised
 references, and image id -> list of one tokenised caption. Where the original stops at

@@ -15,14 +15,14 @@ class RewardMetric(Metric):
     """The mean of a reward over all captions of all updates and processes, a float64
     scalar within its bounds.
 
-    CIDEr-D without document frequencies of its own takes those of each update's
-    references: give it ``df``.
+    CIDEr-D without ``df`` counts document frequencies in the references of each update
+    alone: give it ``df``.
 
     Args:
         reward: a reward, or the name of one (``rewards.registry.available()``, or
             ``package.module:Class``).
         reward_kwargs: arguments of a reward that is named.
-        **kwargs: of ``torchmetrics.Metric``.
+        **kwargs: arguments of ``torchmetrics.Metric``.
 
     Raises:
         ValueError: the reward cannot be built.

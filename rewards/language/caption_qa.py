@@ -1,8 +1,8 @@
 """Questions about an image, answered from its caption alone.
 
 Source: the form of Xing et al., "CapRL: Stimulating Dense Image Caption Capabilities
-via Reinforcement Learning", ICLR 2026: multiple-choice questions, shuffled options, one
-of which is that the caption does not say. The prompt is our own.
+via Reinforcement Learning", ICLR 2026: multiple-choice questions with shuffled options
+and the option that the caption does not say. The prompt is our own.
 """
 
 import hashlib

@@ -2,8 +2,8 @@
 
 Source: the form of DCScore (Ye et al., "Painting with Words: Elevating Detailed Image
 Captioning with Benchmark and Alignment Learning" (DeCapBench), ICLR 2025): precision of
-the caption's claims, recall of the references', their F. Claims are the detail units of
-SPECS (``rewards.text.detail_units``); prompts are our own.
+the caption's claims, recall of the references' claims, and their F. Claims are the
+detail units of SPECS (``rewards.text.detail_units``); prompts are our own.
 """
 
 import re

@@ -2,8 +2,8 @@
 
 Source: FLEUR (Lee et al., "FLEUR: An Explainable Reference-Free Evaluation Metric for
 Image Captioning Using a Large Multimodal Model", ACL 2024): the score is the
-expectation over the probabilities of the digit tokens. There two digits after "0." are
-read one after the other; here one digit from 0 to 9 is, by one forward pass.
+expectation over the probabilities of the digit tokens. FLEUR reads two digits after
+"0." one after the other; this reward reads one digit from 0 to 9, by one forward pass.
 """
 
 import math
@@ -34,9 +34,9 @@ REFERENCE_PROMPT = PROMPT.replace(
 class VlmJudge:
     """Rating of a caption by a vision-language model, in [0, 1].
 
-    It is the expectation of a digit from 0 to 9, divided by 9. A model can be told by a
-    caption what to answer; the prompt asks it not to listen, which helps only so much.
-    Keep another judge beside it.
+    It is the expectation of a digit from 0 to 9, divided by 9. A caption can tell the
+    model what to answer; the prompt asks it to ignore such instructions, which does not
+    always help. Keep another judge beside it.
 
     Args:
         references: show the references to the model (RefFLEUR).

@@ -24,9 +24,9 @@ from rewards.options import Count, check_values
 
 Answer = TypeVar("Answer")
 LEAST_PROBABILITY = 0.5
-"""Smallest probability that the labels of a question have to have together."""
+"""Smallest total probability of a question's labels; a lower one is an error."""
 MOST_UNLISTED = 0.05
-"""Largest share of the labels' probability that labels may have which are not listed."""
+"""Largest share of the labels' probability that unlisted labels may have."""
 MALFORMED = (AttributeError, LookupError, TypeError, ValueError, OverflowError)
 """Errors of reading an answer that lacks something."""
 
@@ -49,7 +49,9 @@ class Question(NamedTuple):
 
 
 class LanguageModel(Protocol):
-    """A model that answers questions; one of a user's own needs only the method that is used."""
+    """A model that answers questions. A user's own needs only the method that its
+    reward calls.
+    """
 
     signature: str
     """Model, weights or address, and whatever else an answer depends on."""
@@ -72,7 +74,7 @@ def build_model(
     chat_template_kwargs: dict[str, Any] | None = None,
     vision: bool = False,
 ) -> LanguageModel:
-    """Make the language model of a reward, whose options these are.
+    """Make the language model of a reward from the reward's options.
 
     Args:
         reward: its name, for messages.
@@ -104,11 +106,12 @@ def build_model(
 
 
 def check_probability(labels: Sequence[str], probability: float, likely: str) -> None:
-    """Refuse an answer whose labels are improbable: the model was about to say something else.
+    """Raise ``RewardError`` if the labels are improbable: the model was about to say
+    something else.
 
     Args:
-        labels: of the question.
-        probability: of all labels together.
+        labels: labels of the question.
+        probability: total probability of the labels.
         likely: the most probable token.
     """
     if not probability >= LEAST_PROBABILITY:
@@ -182,8 +185,8 @@ class LocalModel:
         max_new_tokens: int,
         read: Callable[[Question, Any], Answer],
     ) -> list[Answer]:
-        """What ``read`` makes of Transformers' output: the tokens, and logits [1, V] of
-        each new one.
+        """Answers that ``read`` takes from Transformers' output: tokens, and logits [1,
+        V] of each new token.
         """
         answers = []
         kinds = (ValueError, TypeError, RewardError)
@@ -244,7 +247,7 @@ class LocalModel:
 def label_ids(tokenizer: Any, labels: Sequence[str]) -> list[list[int]]:
     """First tokens of each label, with and without a space before it.
 
-    Raises ``ValueError`` where two labels share one.
+    Raises ``ValueError`` where two labels share a token.
     """
     ids = []
     for label in labels:
@@ -260,15 +263,16 @@ def label_ids(tokenizer: Any, labels: Sequence[str]) -> list[list[int]]:
 
 class EndpointModel:
     """Asks an OpenAI-compatible endpoint that lists ``top_logprobs``, such as vLLM's,
-    at temperature 0, several questions at a time; its key is ``OPENAI_API_KEY``.
+    at temperature 0, several questions at a time; its key is the environment variable
+    ``OPENAI_API_KEY``.
 
     Args:
         reward: name of the reward, for messages.
         chat_template_kwargs: variables of the chat template, sent with each request;
             None turns thinking off, and ``{}`` sends nothing, for servers that refuse
             unknown fields.
-        url: up to ``/v1``.
-        model: its name there.
+        url: address of the endpoint, up to ``/v1``.
+        model: name of the model at the endpoint.
         concurrency: requests at a time.
         attempts: attempts for one question, with growing pauses.
         timeout: seconds of one attempt.
@@ -323,7 +327,7 @@ class EndpointModel:
         read: Callable[[Question, Any], Answer],
         options: dict[str, Any],
     ) -> list[Answer]:
-        """What ``read`` makes of the first choice of each answer."""
+        """Answers that ``read`` takes from the first choice of each completion."""
         from openai import OpenAI, OpenAIError
 
         if self.template_kwargs:
@@ -332,7 +336,7 @@ class EndpointModel:
         client = OpenAI(api_key=key, **self.options)
 
         def ask(question: Question) -> Answer:
-            """One request, and what its answer says."""
+            """Send one request and read its answer."""
             where = f"{question.where}: the answer of {self.url}"
             with naming(where, (OpenAIError, RewardError, *MALFORMED), RewardError):
                 completion = client.chat.completions.create(
@@ -352,7 +356,9 @@ class EndpointModel:
 
 
 def _content(question: Question) -> Any:
-    """The text of a message, or its parts; an image is an address that has its content, as PNG."""
+    """Content of a message: the text alone, or an image, as a data URL of a PNG, and
+    the text.
+    """
     if question.image is None:
         return question.text
     buffer = io.BytesIO()
@@ -371,8 +377,9 @@ def _text(question: Question, choice: Any) -> str:
 def _listed(question: Question, choice: Any) -> list[float]:
     """Probabilities of the labels among themselves; a label that is not listed has 0.
 
-    A token that is not listed is at most as probable as any listed one, and all of them
-    together have what the listed ones leave.
+    An unlisted token is at most as probable as any listed token, and the unlisted
+    tokens together have the probability that the listed tokens leave. ``RewardError``
+    if unlisted labels may have more than ``MOST_UNLISTED``.
     """
     # Some servers list the token that they chose once more.
     tokens = choice.logprobs.content[0].top_logprobs

@@ -22,8 +22,8 @@ _TINY = 1e-15
 def bleu_counts(
     candidate: Tokens, references: Sequence[Tokens], n: int = 4
 ) -> list[int]:
-    """Return the 2 n + 2 counts from which BLEU of one candidate is computed; a corpus
-    has their sums.
+    """Return the 2 n + 2 counts from which BLEU of one candidate is computed; for a
+    corpus they are summed.
 
     They are: for each order, the number of the candidate's n-grams that match, each
     clipped at its largest count in a reference; for each order, the number of the
@@ -69,8 +69,8 @@ def bleu_of_counts(counts: Sequence[int]) -> list[float]:
 class Bleu:
     """Sentence BLEU-n of each caption against its image's references, in [0, 1].
 
-    Their mean is not the corpus BLEU that papers print: that is ``bleu_of_counts`` of
-    summed ``bleu_counts``.
+    The mean over captions is not the corpus BLEU that papers print, which is
+    ``bleu_of_counts`` of summed ``bleu_counts``.
 
     Args:
         n: longest n-grams, at least 1; the log key is ``bleu<n>``.

@@ -76,9 +76,10 @@ def cider_d(
     0.
 
     Args:
-        candidates: [N] token lists, as ``references`` with EOS where ``df`` has it.
-        references: [N] lists of token lists, at least one each; those that several
-            candidates share (the same object) are counted once.
+        candidates: [N] token lists, ending with EOS if ``df.eos``, as ``references``
+            do.
+        references: [N] lists of token lists, at least one each; a list that several
+            candidates share (the same object) is counted once.
         df: document frequencies.
         n: longest n-grams; all orders weigh the same.
         sigma: width of the length penalty, in tokens.
@@ -121,7 +122,8 @@ def _batch_scores(
     """Scores [N], float64, of N candidates for B images.
 
     The M captions are packed: the N candidates, then the references of image 0, of
-    image 1, ... The P pairs are, by candidate, those with each reference of its image.
+    image 1, ... The P pairs are each candidate with each reference of its image, by
+    candidate.
     """
     images = {id(group): group for group in references}
     row = dict(zip(images, range(len(images)), strict=True))
@@ -190,7 +192,7 @@ def _vectors(
     )
     words = np.fromiter(ids_of_words, np.int64, int(lengths.sum()))
     caption = np.repeat(np.arange(len(captions)), lengths)
-    # Of the order's distinct n-grams, in the table of document frequencies.
+    # Ids of the order's distinct n-grams in the table of document frequencies.
     ids = np.empty(0, np.int64)
     for order, occurrences in enumerate(ngram_occurrences(words, lengths, n), start=1):
         if order == 1:
@@ -223,11 +225,11 @@ def _vectors(
 def _match_entries(
     vectors: _Vectors, image_of: Array, candidates: int
 ) -> tuple[Array, Array]:
-    """Match the entries of candidates, which come first, with those of references of
+    """Match the entries of candidates, which come first, with references' entries of
     the same image and n-gram.
 
     ``image_of`` [M] is the image of each caption. Returns two index arrays [S] into the
-    E entries: of candidates, ascending, and of references.
+    E entries: candidates' entries, ascending, and references' entries.
     """
     keys = image_of[vectors.captions] * vectors.distinct + vectors.numbers
     split = int(np.searchsorted(vectors.captions, candidates))
@@ -241,7 +243,7 @@ def _match_entries(
 
 
 def _length_penalties(candidates: Array, references: Array, sigma: float) -> Array:
-    """Penalties [P] of pairs with so many tokens [P] and [P].
+    """Length penalties [P] of P pairs, from their numbers of tokens, [P] and [P].
 
     The reference scorer compares numbers of bigrams: the same differences, except for
     captions without a token, which score 0 whatever the penalty. Powers are Python's;
@@ -338,12 +340,12 @@ class CiderD:
         """Score N captions by the column ``references``.
 
         ``finished`` (N booleans, absent: all true) says which captions end with EOS;
-        ``image_id`` (N strings) tells images apart where ``df`` is None, which
-        otherwise are told apart by their references.
+        where ``df`` is None, ``image_id`` (N strings) tells images apart or, without
+        it, their references do.
 
         Raises:
             RewardError: a column is missing or has another shape, a row has no
-                reference, or one is not a string.
+                reference, or a reference is not a string.
         """
         texts = as_texts(completions)
         keys = reference_lists(columns, self.__name__, len(texts))

@@ -15,8 +15,8 @@ from rewards.text.tokenize import TOKENIZER, tokenize
 
 
 class WordConcreteness:
-    """Mean concreteness of those of a caption's words that people rated, in [1, 5]; 1
-    if the list has none of them.
+    """Mean human rating of concreteness of a caption's words, in [1, 5]; 1 if no word
+    is rated.
 
     Source of the ratings: Brysbaert, Warriner and Kuperman, Behavior Research Methods
     2014. Words are PTB tokens in lower case. Words that are not in the list, such as
@@ -25,11 +25,12 @@ class WordConcreteness:
 
     Args:
         ratings: the published table, ``Concreteness_ratings_Brysbaert_et_al_BRM.txt``:
-            tabs between the columns, of which ``Word``, ``Bigram`` (0 for single words)
-            and ``Conc.M`` are read.
+            columns separated by tabs; ``Word``, ``Bigram`` (0 for single words) and
+            ``Conc.M`` are read.
 
     Raises:
-        ValueError: the file is missing or is not such a table (with the line).
+        ValueError: the file is missing, or is not this table; the message names the
+            line.
     """
 
     __name__ = "word_concreteness"

@@ -25,7 +25,7 @@ BAD_ENDINGS = frozenset(
 )
 """Words at which a finished English caption hardly ever ends: articles and determiners,
 prepositions, conjunctions and relative words, auxiliaries, and words that need another
-after them. Words that often end one as an adverb, noun or pronoun (``behind``,
+after them. Words that often end a caption as an adverb, noun or pronoun (``behind``,
 ``inside``, ``by``, ``off``, ``can``, ``other``, ``her``) are left out. ``on`` and
 ``in`` are included, because captions that break off end there; 0.6 % of the captions
 that people wrote for COCO val2017 do, too.

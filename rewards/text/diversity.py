@@ -44,9 +44,9 @@ def self_cider(matrix: NDArray[np.float64]) -> float:
     K, in [0, 1].
 
     λ_1 is the largest eigenvalue; negative ones, which a similarity that is no inner
-    product may have, count as 0. Equal captions give 0, captions without a common
-    n-gram (and of equal norms)
-    1. All-zero similarities, those of captions without a token, give 0.
+    product may have, count as 0. Equal captions give 0; captions without a common
+    n-gram (and of equal norms) give 1; all-zero similarities (captions without a token)
+    give 0.
     """
     roots = np.sqrt(np.clip(np.linalg.eigvalsh(matrix), 0.0, None))
     total = roots.sum()
@@ -69,14 +69,14 @@ def _weights(
 ) -> tuple[DocumentFrequencies, str]:
     """The document frequencies of a CIDEr-D, read and checked, and its signature."""
     cider = CiderD(df, eos, tokenizer=tokenizer)
-    # Without document frequencies, no n-gram is in a document, and ln D is 1: all have the weight
-    # 1.
+    # Without document frequencies, no n-gram is in a document, and ln D is 1: every n-gram has the
+    # weight 1.
     same = DocumentFrequencies.from_counts({}, 1.0, eos=eos)
     return (same if cider.df is None else cider.df), cider.signature
 
 
 def _rows_by_image(ids: Sequence[Any]) -> list[list[int]]:
-    """Rows of each image of which there are several captions."""
+    """Rows of each image that has several captions."""
     groups: dict[Any, list[int]] = {}
     for row, image_id in enumerate(ids):
         groups.setdefault(image_id, []).append(row)

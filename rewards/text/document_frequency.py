@@ -1,5 +1,5 @@
-"""In how many documents of a corpus each n-gram occurs: counting, files, and pickles of
-other packages.
+"""Document frequencies of n-grams (in how many documents of a corpus each occurs):
+counting, files, and pickles of other packages.
 """
 
 import hashlib

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 
 def names(text: str) -> tuple[str, ...]:
-    """The words of a text, a list that is read more easily so."""
+    """Split a word list, written as one text, at white space."""
     return tuple(text.split())
 
 
@@ -35,25 +35,30 @@ CLOSING_ABBREVIATIONS = names("""
     plc ppte pptes ppty pptys pte ptes pty ptys rd rt sep sept seq sq sr sys tel tenn thu thurs tue tues univ va vt
     wed wis wisc wyo
     """)
-"""Words that keep it too and may end a sentence, such as months, states and kinds of companies."""
+"""Words that keep a following full stop and may end a sentence, such as months, states
+and kinds of companies.
+"""
 
 ABBREVIATIONS = frozenset([*TITLES, *CLOSING_ABBREVIATIONS])
 
 CAPITALISED_ABBREVIATIONS = names("Ark Az Del Ill La Mass Miss Ore Pa Tex Wash")
-"""Words that keep it only when they begin with a capital: ``Miss. Jones``, but ``a near miss.``"""
+"""Words that keep a full stop only when they begin with a capital: ``Miss. Jones``, but
+``a near miss.``
+"""
 
 NUMBERED_ABBREVIATIONS = names("art ca fig figs no nos op pp prop")
-"""Words that keep it only before a number: ``No. 5``, but ``no. it``."""
+"""Words that keep a full stop only before a number: ``No. 5``, but ``no. it``."""
 
 SENTENCE_OPENERS = names("""
     a about according additionally after an as at but he her here however if in it last many more now once one other
     our she since so some such that the their then there these they this we what when while yet you
     """)
-"""Capitalised after ``X. ``, these show that the full stop ends a sentence, so that ``X`` loses it.
+"""Words that, capitalised after ``X. ``, show that the full stop ends a sentence, so
+that ``X`` loses it.
 """
 
 SPLIT_WORDS = frozenset(["cannot", "gonna", "gotta", "lemme", "gimme", "wanna"])
-"""Words written as one and counted as two; the first is three letters long."""
+"""Words written as one and counted as two; the first has three letters."""
 
 FILE_ENDINGS = names("""
     bat bmp c cgi class cpp dll doc docx exe gif gz h htm html jar java jpeg jpg mov mp3 pdf php pl png ppt ps py sql
@@ -197,7 +202,8 @@ _NAME = r"[A-Za-z][A-Za-z0-9:._-]*"
 # of marked-up text
 _TAG = rf"""</?{_NAME}(?: +{_NAME}(?:=["'][^"']*["'])?)* */?>|<[!?][A-Za-z-][^>\n]*>"""
 _Rules: TypeAlias = list[str | tuple[str, Write]]
-"""Patterns; one whose match is not written as it is has its function beside it."""
+"""Patterns, or pairs of a pattern and the ``Write`` function that rewrites its match.
+"""
 
 
 def _addresses() -> _Rules:

@@ -32,7 +32,9 @@ def longest_common_subsequence(first: Tokens, second: Tokens) -> int:
 def rouge_l(
     candidate: Tokens, references: Sequence[Tokens], beta: float = 1.2
 ) -> float:
-    """ROUGE-L of one tokenised candidate, in [0, 1]: (1 + β²) P R / (R + β² P)."""
+    """ROUGE-L of one tokenised candidate, in [0, 1]: (1 + β²) P R / (R + β² P). Raises
+    ``ValueError`` if there is no reference.
+    """
     if not references:
         raise ValueError("ROUGE-L needs at least one reference")
     words = candidate or [""]  # the toolkit splits an empty caption into one empty word

@@ -163,7 +163,9 @@ def _scan(text: str, following: str = "") -> tuple[str, ...]:
 
 
 def _longest_token(text: str, position: int) -> tuple[str | None, int]:
-    """What is written for the token at ``position`` (None: nothing), and where the next one starts."""
+    """Text to write for the token at ``position`` (None: nothing), and where the next
+    token starts.
+    """
     longest = position
     end = position + 1
     write = None

@@ -44,8 +44,7 @@ class Planned(NamedTuple):
 
 
 def plan(stages: Sequence[Stage], again: Sequence[str]) -> list[Planned]:
-    """Plan each stage. Stages that start from one of ``again`` are trained anew, too.
-    """
+    """Plan each stage. Stages that start from one of ``again`` are trained anew, too."""
     planned: list[Planned] = []
     anew = set(again)
     for stage in stages:

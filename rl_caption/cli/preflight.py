@@ -169,8 +169,7 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
 
 
 def _row_findings(stage: Stage) -> Iterator[Finding]:
-    """The rows of a training: whether their files and the rewards' columns are there.
-    """
+    """The rows of a training: whether their files and the rewards' columns are there."""
     from rl_caption.config.build import build_data
     from rl_caption.data.checks import check_data
 

@@ -120,7 +120,7 @@ class LazyImage:
     Args:
         where: the place of its row, for errors.
         source: the bytes of a file, or a table of ``datasets`` with one column of images.
-        row: of the table.
+        row: number of the row in the table.
     """
 
     where: str = field(compare=False)
@@ -135,7 +135,7 @@ class LazyImage:
         return value if isinstance(value, bytes) else value["bytes"] or value["path"]
 
     def render(self) -> Image.Image:
-        """Decode it; ``RewardError``, which names the row, where that fails."""
+        """Decode it. Raises ``RewardError``, which names the row."""
         with naming(self.where, (*UNREADABLE, RewardError), RewardError):
             content: Any = self.read()
             if isinstance(content, bytes):
@@ -143,7 +143,7 @@ class LazyImage:
             return open_image(content, own_mode=True)
 
     def identity(self) -> str:
-        """Key of the image in caches: a hash of the bytes, or that of the file."""
+        """Key of the image in caches: a hash of its file's content."""
         content = self.read()
         if isinstance(content, str):
             return image_identity(content)
@@ -152,7 +152,7 @@ class LazyImage:
     stamp = identity
 
     def check(self) -> str:
-        """Decode it, and hash the pixels. Raises ``RewardError``."""
+        """Decode it and return a hash of its pixels. Raises ``RewardError``."""
         return pixel_hash(open_image(self))
 
 
@@ -195,9 +195,9 @@ def reward_inputs(
 ) -> tuple[list[str], dict[str, Any]]:
     """Prompts and columns to call a reward with, for N captions and their N rows.
 
-    A row without a prompt gets "". The columns are those of ``COLUMNS`` that all rows
-    have, and ``finished`` where it is given: whether each caption ended with EOS.
-    Rewards take a missing ``finished`` to mean that all did.
+    A row without a prompt gets "". The columns are the ``COLUMNS`` that all rows have,
+    and ``finished`` where it is given: whether each caption ended with EOS. Without
+    ``finished``, rewards assume that all captions did.
     """
     columns: dict[str, Any] = {
         name: [row[name] for row in rows]

@@ -75,8 +75,8 @@ class Verdict(NamedTuple):
 
 
 class ImageFile(NamedTuple):
-    """An image file, or a video (a file, or a folder of images) of which ``num_frames``
-    frames are read.
+    """An image file, or a video (a file, or a folder of images) and its ``num_frames``
+    to read.
     """
 
     path: str
@@ -88,12 +88,14 @@ class ImageFile(NamedTuple):
         return repr(self.path)
 
     def stamp(self) -> Any:
-        """``file_stamp``: to read every file for a hash would take minutes. None of a folder."""
+        """``file_stamp`` of the file, faster than a hash of its content; None for a
+        folder.
+        """
         stamp = [*file_stamp(self.path), self.num_frames]
         return None if os.path.isdir(self.path) else stamp
 
     def check(self) -> str:
-        """Decode it, and hash the pixels. Raises ``RewardError``."""
+        """Decode it and return a hash of its pixels. Raises ``RewardError``."""
         if self.num_frames is not None:
             return " ".join(map(pixel_hash, read_frames(self.path, self.num_frames)))
         with image_file(self.path) as image:
@@ -108,13 +110,13 @@ class CheckReport:
 
     rows: Mapping[str, int]
     problems: Mapping[str, Sequence[str]]
-    """Kind -> what has it: rows, captions if these are empty, images if they leaked."""
+    """Kind of problem -> the rows, empty captions or leaked images that have it."""
     kept: Mapping[str, Mapping[int, list[int] | None]]
     """Split -> index of each row to keep, ascending -> indices of its non-empty
     references, or None where all are good.
     """
     warnings: Sequence[str] = ()
-    """Of references that are likely not meant as they are (``TextForms``)."""
+    """Warnings of references whose form costs scores (``TextForms``)."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{split} {count}" for split, count in self.rows.items())
@@ -137,7 +139,7 @@ class CheckReport:
 
 
 def first_of(offenders: Sequence[str]) -> str:
-    """The first ``SHOWN``, and how many more there are."""
+    """Text of the first ``SHOWN`` offenders and the number of further ones."""
     more = len(offenders) - SHOWN
     return "; ".join(offenders[:SHOWN]) + (f", and {more} more" if more > 0 else "")
 
@@ -188,8 +190,9 @@ def check_data(
     """Check splits of a dataset: image files, captions, ids, and leakage of images
     between these and all other splits.
 
-    Rendered images have no file to check. Of region features headers are read; loading
-    checks their values. Of all other splits, ids and image files are compared.
+    Rendered images have no file to check. For region features only the headers are
+    read; loading checks their values. Of all other splits, ids and image files are
+    compared.
 
     Args:
         data: the dataset.
@@ -298,7 +301,7 @@ def missing_files(images: Iterable[Any]) -> list[str]:
 
 
 def _file_of(source: Any) -> ImageFile | LazyImage | None:
-    """What is behind a row's ``image``; None where the image is in memory or rendered."""
+    """The file of a row's ``image``; None where the image is in memory or rendered."""
     if isinstance(source, LazyImage):
         return source
     if isinstance(source, str | Path):
@@ -316,7 +319,7 @@ def verify(
     """Read each image (``ImageFile``, ``LazyImage``) or ``ImageFeatures`` once, by
     threads; without ``read`` only look whether images exist.
 
-    ``cache`` is a JSON file of good results by name, each with the stamp that it counts for.
+    ``cache`` is a JSON file of good results by name, each with the stamp of its file.
     """
     stored: dict[str, Any] = {}
     if cache and Path(cache).is_file():
@@ -349,8 +352,8 @@ def verify(
 
 def in_parallel(function: Any, items: Sequence[Any], title: str) -> Iterator[Any]:
     """Yield ``function(item)`` for every item in order, computed by four threads, with
-    the display of ``progress``. A thread takes a few items at once, as handing one over
-    costs more than to look whether a file exists.
+    the display of ``progress``. A thread takes 16 items at once, because handing one
+    over costs more than the check that a file exists.
     """
     parts = [items[start : start + 16] for start in range(0, len(items), 16)]
     with ThreadPoolExecutor(4) as pool:
@@ -400,7 +403,7 @@ def _check_row(
 
 
 def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
-    """What the checks of leakage need of the rows of further splits, where images are files."""
+    """Yield the rows of other splits with image files, for the checks of leakage."""
     for name in [name for name in data if name not in names]:
         rows = data[name]
         for index in progress(range(len(rows)), f"looking through {name}"):
@@ -415,8 +418,8 @@ def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
 def _leaks(
     entries: Iterable[_Entry], splits: Collection[str], kind: str
 ) -> Iterator[str]:
-    """Yield what several splits contain, one of ``splits`` at least; only its rows in
-    the most valuable stay good.
+    """Yield what several splits share, at least one of them in ``splits``. Its rows
+    outside the most valuable split are marked as bad.
     """
     for group in _repeated(entries, LEAKED[kind]):
         owners = dict.fromkeys(entry.split for entry in group)
@@ -443,7 +446,7 @@ def _value_of_split(split: str) -> int:
 
 
 def _repeated(entries: Iterable[_Entry], *names: str) -> list[list[_Entry]]:
-    """Groups of entries that share what has these names, and have it."""
+    """Groups of several entries whose attributes ``names`` are equal, and not None."""
     groups: dict[Any, list[_Entry]] = defaultdict(list)
     for entry in entries:
         groups[attrgetter(*names)(entry)].append(entry)

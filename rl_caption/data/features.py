@@ -144,7 +144,9 @@ class ImageFeatures:
         return int(self._read(False).shape[-1])
 
     def stamp(self) -> list[Any]:
-        """Everything that the result of ``check`` depends on. Raises ``OSError`` if it is missing."""
+        """Everything that the result of ``check`` depends on. Raises ``OSError`` for a
+        missing file.
+        """
         path = self.place if self.file is None else self.file.path
         return [*file_stamp(path), repr(self.options)]
 

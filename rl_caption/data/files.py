@@ -33,7 +33,7 @@ class Captions(dict[str, str]):
     by: IdKey = "image_id"
     """The key that identifies images in the file; references are looked up by the same key."""
     sha256: str = ""
-    """Of the file that they were read from."""
+    """SHA-256 of the file that they were read from, in hexadecimal."""
 
 
 class _Caption(TypedDict):
@@ -55,9 +55,8 @@ class References(dict[str, list[str]]):
 def read_captions(path: str | Path) -> Captions:
     """Read one caption per image from COCO result format, ``[{"image_id": …, "caption": …}, …]``.
 
-    ``image_name`` may stand in place of ``image_id``, and JSON lines, an object each,
-    or ``{image_id: caption}`` in place of the list. Without either, the path ``image``
-    is the id, as in data.
+    JSON lines, with an object each, and ``{image_id: caption}`` are read, too. The key
+    may also be ``image_name``; without either key, the path ``image`` is the id.
 
     Args:
         path: the file, a pipe such as ``/dev/stdin``, or the folder of an
@@ -105,12 +104,12 @@ def read_references(
     The format is recognised by its content: ``{image_id: [str, …]}``; a list of
     ``{image_id, captions: [str, …]}``; COCO annotations (``images`` and
     ``annotations``); Karpathy JSON (an image's id is its ``cocoid``, or else its
-    ``imgid``); or JSON lines, as of ``data.format: jsonl``.
+    ``imgid``); or JSON lines, as for ``data.format: jsonl``.
 
     Args:
         path: the file, or a pipe such as ``/dev/stdin``.
-        split: of Karpathy JSON and JSON lines: ``train`` (with ``restval``), ``val`` or
-            ``test``; None takes all.
+        split: split of Karpathy JSON and JSON lines: ``train`` (with ``restval``),
+            ``val`` or ``test``; None takes all.
         by: what identifies images in the result. ``image_name`` is the key of that name
             in a list, ``file_name`` in COCO annotations, ``filename`` in Karpathy JSON,
             the last part of ``image`` in JSON lines, and the key itself in ``{name:
@@ -225,14 +224,13 @@ def with_ids_of(
     images: Mapping[str, Any],
     source: str | Path,
 ) -> Captions:
-    """Captions whose ids are paths of images, as ``caption --out`` writes them, by the
-    ids of these images.
+    """Replace ids that are paths of images, as ``caption --out`` writes them, by the
+    images' ids.
 
-    An id that is not among ``known`` and ends as an image file does becomes the id of
-    the image of this path in ``images`` (id -> path) or else, as in ``find_images``,
-    the known id that is the name, the stem, or the number at the end of the stem. All
-    other ids stay. Raises ``DataError``, which names ``source``, where two captions are
-    of one image.
+    A path is an id outside ``known_ids`` with an image file's extension. It becomes the
+    id of this path in ``images`` (id -> path) or else, as in ``find_images``, the known
+    id that is the name, the stem, or the number at the end of the stem. All other ids
+    stay. Raises ``DataError``, which names ``source``, where two captions get one id.
     """
     ids = {
         os.path.abspath(path): image_id
@@ -254,8 +252,8 @@ def with_ids_of(
 
 
 def _names_of(path: Path) -> list[str]:
-    """The ids that a file answers to: its name, its stem, and the number that ends the
-    stem, if one does.
+    """Possible ids of a file's image: its name, its stem, and the number that ends the
+    stem, if any.
     """
     number = re.search(r"0*([0-9]+)$", path.stem)
     return [path.name, path.stem, *(number.groups() if number else ())]
@@ -264,10 +262,10 @@ def _names_of(path: Path) -> list[str]:
 def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
     """Find the file of each image in a folder, among its ``list_images``.
 
-    An id is a file's path (from the working directory or from the folder) or, where
-    none has it, a file's name, then its stem, then, for a whole number, the digits at
+    An id is a file's path (from the working directory or from the folder) or, where no
+    path matches, a file's name, then its stem, then, for a whole number, the digits at
     the end of its stem (``391895`` is ``COCO_val2014_000000391895.jpg``). Raises
-    ``DataError`` where an id has no file or, in the same way, several, which it names.
+    ``DataError``, which names the first ids, where an id matches no file or several.
     """
     root, ids = Path(folder), list(image_ids)
     files_by: dict[tuple[int, str], list[str]] = defaultdict(list)
@@ -305,7 +303,7 @@ def write_text(path: str | Path, text: str) -> None:
 
 
 def _doubled(ids: Sequence[str]) -> list[str]:
-    """An id for each of its occurrences after the first."""
+    """Ids that occur again, once for each repetition."""
     return list((Counter(ids) - Counter(set(ids))).elements())
 
 

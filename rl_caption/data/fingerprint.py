@@ -1,5 +1,5 @@
-"""Whether the data of a program that goes on are those that it began with; cheap, as no
-file is opened.
+"""Fingerprints of data, by which a resumed program sees whether its data are the same.
+No file is opened.
 """
 
 import hashlib
@@ -25,18 +25,18 @@ TEXTS = (
 FILES = ("image", "features", "positive_images")
 PARTS = ("ids", "texts", "files", "times")
 TIMES = " times"
-"""End of the names whose difference is told, but is no other data: a copy of a folder
-may have new times.
+"""Suffix of the names whose differences are only reported: a copy of a folder may have
+new times.
 """
 
 
 def fingerprint(splits: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, str]:
     """Number and hashes of the rows of each split, in their order.
 
-    ``SPLIT ids`` is of the image ids, ``SPLIT texts`` of everything that people or
-    models wrote, ``SPLIT files`` of the names and sizes of images and features (not of
-    their folders), and ``SPLIT times`` of their times of change in seconds. Files that
-    are missing count as empty; images that are no files are not in it.
+    ``SPLIT ids`` hashes the image ids, ``SPLIT texts`` the columns ``TEXTS``, ``SPLIT
+    files`` the names and sizes of image and feature files (without their folders), and
+    ``SPLIT times`` their times of change in seconds. Missing files count as empty;
+    images that are no files are left out.
     """
     hashes: dict[str, str] = {}
     for split, rows in splits.items():
@@ -60,8 +60,8 @@ def fingerprint(splits: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, 
 def changes(
     before: Mapping[str, str], now: Mapping[str, str]
 ) -> tuple[list[str], list[str]]:
-    """``NAME: BEFORE -> NOW`` of what differs between two fingerprints: in data, and in
-    times alone.
+    """Differences between two fingerprints, as ``NAME: BEFORE -> NOW``: of data, and of
+    times.
     """
     data: list[str] = []
     times: list[str] = []

@@ -116,7 +116,7 @@ def _target(config: DataConfig) -> tuple[Any, str]:
 
 
 def _options(config: DataConfig) -> dict[str, Any]:
-    """Those of ``KEYS`` that are set, and ``kwargs``."""
+    """Options of a format: the ``KEYS`` that are set, and ``kwargs``."""
     return config.model_dump(include=set(KEYS), exclude_defaults=True) | config.kwargs
 
 
@@ -131,15 +131,16 @@ def hub(
     """Read a data set of the hub, or files in a layout that ``datasets`` reads.
 
     Args:
-        path: its name, ``OWNER/NAME``, or a folder such as one of ``train-*.parquet``
-            or ``train-*.tar``, or a file of ``LOADERS``, which is the split ``train``.
+        path: its name, ``OWNER/NAME``; or a folder, such as one with
+            ``train-*.parquet`` or ``train-*.tar``; or a file (``LOADERS``, or else
+            JSON), which is the split ``train``.
         columns: column of this package -> column there (``renamed_columns``).
-        image_root: folder that images start from, where their column has paths; None is
-            that of local files.
+        image_root: folder that paths of images start from; None is the folder of local
+            files.
         splits: split here -> split there, in the notation of ``datasets`` (``{train:
-            train+restval}``), whatever a column ``split`` names. None takes all, and
-            ``validation`` is ``val``; or those that the column ``split`` names, where
-            there is one.
+            train+restval}``); a column ``split`` is then ignored. None takes the splits
+            that the column ``split`` names or, without one, all splits, with
+            ``validation`` as ``val``.
         name: the configuration, where the data set has several.
         revision: branch, tag or commit.
 
@@ -172,8 +173,9 @@ def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Split
     Args:
         source: rows (``Row``, and the ``split`` if it is not ``train``) as a list or
             from a generator; a table of ``datasets``; or a dict of these by split.
-        name: of the source in messages.
-        checked: its rows are right, so that types and keys are not looked at.
+        name: name of the source in messages.
+        checked: True where the rows are known to be right: skips the checks of types
+            and keys.
 
     Raises:
         DataError: a row is wrong; the message names it and the key.
@@ -186,8 +188,8 @@ def rows_of(source: Any, name: str = "the rows", checked: bool = False) -> Split
         return _rows_of_tables(tables, name)
 
     def rows() -> Iterator[tuple[str, Any]]:
-        """Yield split and row; those of a generator as bytes: millions of them take
-        what their texts take.
+        """Yield split and row. Rows of a generator are pickled: millions of them then
+        take little more memory than their texts.
         """
         for part, items in parts.items():
             where = f"{name}, split {part!r}" if part else name
@@ -220,14 +222,15 @@ def _rows_of_tables(
     Args:
         tables: split -> table.
         source: the data set in messages.
-        columns: as of ``renamed_columns``; None takes those with the names of ``FILE_KEYS``.
+        columns: as for ``renamed_columns``; None takes the columns named in
+            ``FILE_KEYS``.
         image_root: folder of the images, where their column has paths.
-        by_column: the rows of a table with a column ``split`` are in the splits that it names.
+        by_column: whether a column ``split`` names the splits of a table's rows.
     """
     import datasets
 
     def places() -> Iterator[tuple[str, Any]]:
-        """Yield the split and the place of each row, and read no more of it."""
+        """Yield the split and the place of each row, without reading the rest of it."""
         for part, table in tables.items():
             where, names = f"{source}, split {part!r}", table.column_names
             if columns is None:
@@ -276,7 +279,7 @@ def _map_rows(data: Splits, make: Callable[[Any], Row]) -> Splits:
 
 
 def with_features(data: Splits, root: str | Path, options: Mapping[str, Any]) -> Splits:
-    """The rows with their ``features``, which are in a folder or an HDF5 file of any name.
+    """Add ``features`` to the rows, from a folder or an HDF5 file of any name.
 
     ``options`` are arguments of ``FeatureOptions``.
     """

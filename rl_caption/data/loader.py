@@ -120,7 +120,7 @@ def augment(
       a square).
     - ``crop``: cut out a square of 0.75 to 1 of the side and scale it back (bilinear).
     """
-    # Another key than that of ``scst.rollout.sampling_noise``: sampled captions must not depend on
+    # Not the key of ``scst.rollout.sampling_noise``: sampled captions must not depend on
     # the augmentation.
     generator = row_generator(seed, step, f"augment/{image_id}")
     horizontal, vertical, transpose, crop = generator.random(4)
@@ -153,7 +153,7 @@ class Collate:
         augmentations: names of ``augment``, drawn anew at every step. Captions must
             stay true: aerial photos may be mirrored, scenes with a left and a right may
             not.
-        seed: of the draws.
+        seed: random seed of the draws.
     """
 
     captioner: Captioner
@@ -207,8 +207,8 @@ def encode_targets(
     max_tokens: int,
     rows: Sequence[Row],
 ) -> tuple[Tensor, Tensor]:
-    """Encode the references of B images: token ids [B, C, L], and the mask [B, C, L] of
-    the tokens to learn.
+    """Encode the references of B images: token ids, int64 [B, C, L], and the mask of
+    the tokens to learn, bool [B, C, L].
 
     C is the largest number of references of an image; shorter lists are filled with
     padding. ``rows`` [B] have the prompts.
@@ -239,7 +239,7 @@ class _MicroBatches(Dataset):
     rows: Sequence[Row]
     collate: Callable[[Sequence[tuple[Row, int]]], Batch]
     targets: Mapping[str, str]
-    """``TARGETS``, which a worker need not know."""
+    """``TARGETS`` of the main process, which a worker may not have."""
 
     def __getitem__(self, keys: Sequence[tuple[int, int]]) -> Batch | Exception:
         try:
@@ -258,9 +258,9 @@ def row_loader(
     order: Iterator[list[tuple[int, int]]],
     num_workers: int,
 ) -> Iterator[Iterator[Batch]]:
-    """Inside the ``with``, an iterator over the micro-batches of (row index, step) in
-    ``order``, collated by ``collate``, which workers may prepare. An error of a worker
-    that a user can mend is raised as it is.
+    """Context manager of an iterator over micro-batches: the (row index, step) pairs of
+    ``order``, collated by ``collate`` in ``num_workers`` processes (0: in this one). An
+    error of a worker that a user can mend is raised as it is.
     """
     batches: Any = iter(
         DataLoader(

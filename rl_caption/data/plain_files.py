@@ -37,7 +37,7 @@ _UNSPACED = re.compile(
 )
 """Letters of languages that write no spaces: Thai, Lao, Burmese, Khmer, Japanese and Chinese."""
 _MARKS = re.compile(r"[<\[#ĠĊ▁]")
-"""What each of them begins with, which is found faster."""
+"""First characters of ``SPECIAL_TOKENS``, which are found faster."""
 
 
 def _without_tokens(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -62,15 +62,15 @@ def parse_json(
         content: the text.
         where: the source, with which error messages begin.
         error: the exception to raise where it is not JSON, or an object repeats a key.
-        make_object: of the pairs of an object.
+        make_object: makes the value of an object from its (key, value) pairs.
     """
     with naming(f"{where} is not JSON", (ValueError,), error):
         return json.loads(content, object_pairs_hook=make_object)
 
 
 def parse_file(data: bytes, path: str | Path) -> Any:
-    """The value of JSON, or the list of the values of JSON lines: several lines, of
-    which the first is an object.
+    """Parse JSON, or JSON lines (several lines, the first an object) to a list. Raises
+    ``DataError``.
     """
     first, _, rest = data.strip().partition(b"\n")
     if rest and first.startswith(b"{") and first.rstrip().endswith(b"}"):
@@ -153,10 +153,10 @@ FORMS = {
 class TextForms:
     """Counts captions that cost scores by their form.
 
-    They have left-over special tokens, which every metric takes for words; or another
-    Unicode form than others (NFD, letters and accents apart, against NFC), so that
-    equal words do not match; or no word, if they are ``scored``; or no spaces between
-    words, as in Chinese and Thai, so that a caption is one word.
+    These captions have left-over special tokens, which every metric takes for words; or
+    another Unicode form than others (NFD, letters and accents apart, against NFC), so
+    that equal words do not match; or no word, if they are ``scored``; or no spaces
+    between words, as in Chinese and Thai, so that a caption is one word.
     """
 
     def __init__(self) -> None:
@@ -164,7 +164,9 @@ class TextForms:
         self.found: dict[str, list[str]] = defaultdict(list)
 
     def add(self, where: str, text: str, scored: bool = False) -> None:
-        """Look at a text; ``where`` it is, such as ``caption of image '1'``, stands in warnings."""
+        """Count a text. ``where``, such as ``caption of image '1'``, names it in
+        warnings.
+        """
         self.total += 1
         kinds = []
         if _MARKS.search(text) and SPECIAL_TOKENS.search(text):

@@ -18,13 +18,13 @@ SOURCES = """\
     trainval.zip (10 to 100 regions) of https://github.com/peteanderson80/bottom-up-attention"""
 COUNTS = {"train": (113_287, 566_747), "val": (5_000, 25_010), "test": (5_000, 25_010)}
 """Images and captions of Karpathy's splits. ``train`` has the 82,783 images of ``train``
-and the other 30,504 of ``restval``; the captions are together 616,767, the 414,113 of
-train2014 and the 202,654 of val2014.
+and the 30,504 of ``restval``. All splits have 616,767 captions: 414,113 of train2014
+and 202,654 of val2014.
 """
 
 
 def prepare(folder: str | Path, subset: bool = False) -> dict[str, tuple[int, int]]:
-    """Count images and captions of each split of ``dataset_coco.json`` in a folder.
+    """Count ``dataset_coco.json`` in a folder: split -> number of images, of captions.
 
     Raises ``DataError`` where the file is missing or, unless it is a ``subset``, a count differs.
     """

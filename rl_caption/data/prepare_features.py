@@ -31,15 +31,15 @@ from rl_caption.data.plain_files import parse_json, progress
 from rl_caption.runtime.errors import ConfigError
 
 RECORD = "encoder.json"
-"""File, in the folder of the features, of the settings that made them."""
+"""File of the encoder's settings in the folder of the features."""
 
 
 def encode_features(config: Any) -> tuple[int, int]:
-    """Write the grid of every image, as a ``PrepareFeaturesConfig`` says; returns how
-    many were written and how many were there already.
+    """Write the grid of every image, as a ``PrepareFeaturesConfig`` says; return the
+    numbers of images written and kept.
 
-    Images are preprocessed as the encoder requires. Existing features are kept but for
-    those of newer images. The file ``ID.npz`` has the array ``features`` [H, W, D].
+    Images are preprocessed as the encoder requires. Existing features are kept unless
+    their image is newer. The file ``ID.npz`` has the array ``features`` [H, W, D].
 
     Raises:
         ConfigError: the encoder or the device cannot be used, or ``out`` has features
@@ -133,7 +133,7 @@ def convert_tsv(paths: Sequence[str | Path], out: Path, dtype: str = "float32") 
         dtype: of the written features: ``float32``, or ``float16`` (half the space).
 
     Returns:
-        How many images were written.
+        Number of images written.
 
     Raises:
         DataError: a line has another layout or its arrays do not fit, or their size is

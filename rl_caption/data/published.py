@@ -1,7 +1,7 @@
 """Data sets in the layouts in which they are published: generators of rows.
 
 COCO annotations, ShareGPT4V, DCI, Urban-1k; and for reward models images alone,
-captions alone and captions with a number each. Those whose files are JSON lines (DOCCI,
+captions alone and captions with a number each. Data sets in JSON lines (DOCCI,
 ImageInWords, DeCapBench) are read by ``data.format: jsonl`` with ``data.columns``
 (docs/data.md).
 """
@@ -47,7 +47,7 @@ def coco(
     split_by: str | None = None,
 ) -> Rows:
     """Captions in COCO's annotation format (``images`` and ``annotations``), such as
-    those of NoCaps, in one split.
+    NoCaps, in one split.
 
     ``image_id`` is the image's ``id``; an image without annotations has no references.
 
@@ -78,8 +78,8 @@ def sharegpt4v(
     image_root: str | Path = "",
     val_images: Annotated[int, Field(ge=1, le=10**7)] = 1000,
 ) -> Rows:
-    """Conversations of ShareGPT4V (Chen et al., ECCV 2024), of which the last turn is
-    the description of the image.
+    """Conversations of ShareGPT4V (Chen et al., ECCV 2024), whose last turn describes
+    the image.
 
     The first ``val_images`` are the split ``val``, as in Long-CLIP's code, all others
     ``train``. ``image_id`` is the image's path in the file; the description, with
@@ -112,7 +112,7 @@ def densely_captioned(path: str | Path) -> Rows:
     """sDCI: about ten summaries of each image's dense description (Urbanek et al., CVPR 2024).
 
     The summaries of the whole image are its references, the first its
-    ``long_reference``. Images without any are left out, as in the released code.
+    ``long_reference``. Images without one are left out, as in the released code.
     ``image_id`` is the name of the annotation.
 
     Args:
@@ -170,9 +170,9 @@ def images(path: str | Path, val_fraction: HeldOut = 0.01) -> Rows:
 
     Folders ``train``, ``val`` and ``test`` at its top are the splits; everything else
     is ``train``. Without ``val``, about ``val_fraction`` of the training images are
-    held out: those whose path hashes below it, the same in every run, whatever else is
-    in the folder. ``image_id`` is the path in the folder. Files and folders whose names
-    begin with a dot are left out; links to folders are followed.
+    held out by a hash of their path: the same in every run, whatever else is in the
+    folder. ``image_id`` is the path in the folder. Files and folders whose names begin
+    with a dot are left out; links to folders are followed.
     """
     root = Path(path)
     folders = map(standard_split, (path.name for path in root.glob("*/")))
@@ -194,7 +194,7 @@ def captions(
     column: Annotated[int, Field(ge=0)] | None = None,
     val_fraction: HeldOut = 0.01,
 ) -> Rows:
-    """Captions without images, one per line, such as those of CC3M.
+    """Captions without images, one per line, such as CC3M.
 
     Empty lines are skipped. ``image_id`` is the file's name and the line,
     ``train.tsv:17``. Raises ``DataError``, which names file and line, where a line is
@@ -206,8 +206,7 @@ def captions(
         column: the column of the caption, separated by tabs and counted from 0 (CC3M:
             0); None is the whole line.
         val_fraction: without a file ``val``, about this fraction of the captions is
-            held out, those that hash below it: equal captions always together, the same
-            ones in every run.
+            held out by their hash: the same ones in every run, equal captions together.
     """
     root = Path(path)
     files = {root: "train"}

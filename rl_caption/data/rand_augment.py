@@ -23,7 +23,7 @@ OPERATIONS = (
     "AutoContrast",
     "Equalize",
 )
-"""As in L-CLIP's released code."""
+"""Operations of L-CLIP's released code."""
 NUM_OPERATIONS = 4
 STRENGTH = 9 / 30
 """Magnitude as a fraction of the largest: index 9 of 31 bins."""

@@ -1,6 +1,4 @@
-"""One reader of a row, and the two files that are read without a library: JSON lines
-and Karpathy's JSON.
-"""
+"""Readers of a row, of JSON lines and of Karpathy's JSON."""
 
 import difflib
 import os
@@ -59,7 +57,7 @@ def read_row(
             ``split`` it is in ``train``.
         where: its place in messages.
         image_root: folder that relative paths start from.
-        columns: as of ``renamed_columns``; None takes the keys as they are.
+        columns: as for ``renamed_columns``; None takes the keys as they are.
         keys: the keys that are read; others are ignored unless they look like one of these.
         number: the id of a row whose image is not a path; None expects a path.
 
@@ -106,7 +104,9 @@ def _nearest(name: str, known: tuple[str, ...]) -> str | None:
 
 
 def _image(value: Any, root: str | Path, where: str) -> Any:
-    """An image, or images, as rows have them: a path, bytes, ``{"bytes", "path"}``, or drawn."""
+    """The ``image`` of a row from a path, bytes, ``{"bytes", "path"}``, a drawn image,
+    or a list of these.
+    """
     if isinstance(value, list | tuple):
         return type(value)([_image(one, root, where) for one in value])
     if isinstance(value, dict):
@@ -123,15 +123,15 @@ def _image(value: Any, root: str | Path, where: str) -> Any:
 def renamed_columns(
     item: Mapping[str, Any], columns: Mapping[str, str], where: str
 ) -> dict[str, Any]:
-    """The values of a row of another layout by the names of this package.
+    """Rename the columns of a row of another layout to this package's names.
 
     Args:
         item: the row.
         columns: name here -> name there (``json.caption`` is a key of an object), or a
             text in which names in braces stand for their values, such as
             ``{filepath}/{filename}``. A single text becomes a list of one where a list
-            is expected, and an object with the text ``raw`` (sentences of Karpathy
-            JSON) that text.
+            is expected, and an object with a text ``raw`` (sentences of Karpathy JSON)
+            becomes this text.
         where: the row in messages.
 
     Raises:
@@ -190,7 +190,8 @@ def split_name(name: str, where: str) -> str:
 
 
 def by_split(rows: Iterable[tuple[str, Any]], source: str | Path) -> Splits:
-    """Group ``(split, row)`` pairs: first the standard splits, then others in their order.
+    """Group ``(split, row)`` pairs: first the standard splits, then others in their
+    order. Raises ``DataError`` where there is none.
 
     ``source`` is the file in messages.
     """

@@ -74,7 +74,7 @@ class ScenesData(Splits):
 
 
 def _row(*key: Any) -> Row:
-    """A row of its own for everyone who asks for it."""
+    """A copy of a cached row, which the caller may change."""
     return with_references(_make_row(*key), range(CAPTIONS))
 
 
@@ -116,8 +116,8 @@ def belongs(scene: Scene, split: str) -> bool:
 
 
 def content_key(scene: Scene) -> str:
-    """What is seen of a scene, as a string: background, looks, and positions in cells
-    of about a pixel.
+    """What a scene shows, as a string: background, looks, and positions in cells of
+    about a pixel.
     """
     things = sorted(
         (*thing[:4], thing.x // _CELL, thing.y // _CELL) for thing in scene.things

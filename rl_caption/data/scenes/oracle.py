@@ -36,7 +36,7 @@ NOUNS = {
     for shape in (*SHAPES, "shape", "object")
     for noun in (shape, plural(shape))
 }
-"""Noun -> its singular, of which "shape" and "object" are any shape."""
+"""Noun -> its singular; "shape" and "object" mean any shape."""
 ADJECTIVES = {
     wording: (attribute, value)
     for attribute, values in (*ATTRIBUTES.items(), ("colour", BACKGROUNDS))
@@ -83,12 +83,14 @@ _FORMS = {
     "thing with thing <relation> pronoun": (-1, -3),
     "thing <relation> thing": (-1, 1),
     "thing (be|and) <relation> thing": (-2, 1),
-    # The subject is that of the relation before: "and above the star".
+    # Has the subject of the relation before it: "and above the star".
     "relation thing and <relation> thing": (-3, 1),
     # "above the star is a circle", which takes the place of another reading
     "(?<!be )(?<!and )<relation> thing (be|there) thing": (3, 1),
 }
-"""Kinds around a chunk that needs neighbours, which is in ``<>`` -> places of what it is about."""
+"""Pattern of a chunk's kind, in ``<>``, and its neighbours' -> offsets of the chunks
+that it is about. For kinds that need neighbours.
+"""
 
 
 class OracleScore(NamedTuple):
@@ -116,7 +118,9 @@ class Claim(NamedTuple):
     true: bool
     """Whether it is true of the scene."""
     fact: Fact | None = None
-    """What it tells if it is true; it counts for recall where this is a fact of the scene."""
+    """Fact that it tells; counts for recall where the claim is true and the scene has
+    it.
+    """
 
 
 @dataclass(eq=False)
@@ -145,7 +149,7 @@ class Chunk:
     used: bool = False
     """Whether the grammar can use it where it is."""
     useful: int = 0
-    """How many of its words it then uses."""
+    """Number of its words that the grammar then uses."""
 
 
 def oracle(caption: str, scene: Scene) -> OracleScore:
@@ -196,7 +200,7 @@ def parse(caption: str) -> list[Chunk]:
 
 
 def cut_chunks(words: Iterable[str]) -> list[Chunk]:
-    """Cut tokens into chunks, of which only things and grounds are ``used`` already."""
+    """Cut tokens into chunks. So far, only things and grounds are ``used``."""
     matches = _CHUNK.finditer(" ".join(words) + " ")
     return [_chunk(match.lastgroup or "", match[0].split()) for match in matches]
 
@@ -224,8 +228,8 @@ def _chunk(kind: str, words: list[str]) -> Chunk:
 
 
 _Readings = list[dict[str, tuple[Thing, ...]]]
-"""Names and things of what may be meant, the likeliest first: all kinds together if
-plural, any one if singular; only the shape where the scene lacks it.
+"""What a thing may refer to, the likeliest first: names of kinds -> their things. All
+kinds together if plural, one if singular; the shape alone where the scene lacks it.
 """
 
 
@@ -266,8 +270,8 @@ def _of_fact(true: Set[Fact], kind: str, subject: str, value: str) -> Claim:
 def _refer(thing: Chunk, surplus: Counter[Kind]) -> tuple[_Readings, int]:
     """Find what a thing refers to, and the number of things that fit its words.
 
-    ``surplus`` of each kind of the scene, how many more of its things are introduced
-    than there are, goes up.
+    Adds the introduced things to ``surplus``: for each kind of the scene, the number of
+    things introduced less the number there.
     """
     kinds = [kind for kind in surplus if thing.shape in ("", kind.shape)]
     kinds.sort(key=partial(_misfit, thing))
@@ -299,8 +303,8 @@ def _misfit(thing: Chunk, kind: Kind) -> int:
 def _thing_claims(
     thing: Chunk, names: list[str], total: int, true: Set[Fact]
 ) -> Iterator[Claim]:
-    """Claims of shape, attributes and number of what has these names. Nothing about a
-    thing that is not there is true.
+    """Claims of shape, attributes and number about kinds with these names. No claim
+    about a thing that is not there is true.
     """
     said = list(thing.attributes)
     values = sorted(value for _, value in said)

@@ -242,8 +242,8 @@ def facts(scene: Scene) -> frozenset[Fact]:
 def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Scene:
     """The scene of a seed.
 
-    ``pairs`` of colour and shape, at least 4, are what things are drawn from; with
-    ``leading_pairs``, one thing is of these.
+    Things are drawn from ``pairs`` of colour and shape, at least 4; with
+    ``leading_pairs``, one thing at least has one of these.
 
     Things do not overlap, lie inside the image, and are either level or ``MARGIN``
     apart along each axis. Things of the same colour and shape look the same, so that
@@ -262,7 +262,8 @@ def make_scene(seed: int, pairs: Pairs = PAIRS, leading_pairs: Pairs = ()) -> Sc
 def _draw_looks(
     draws: Draws, total: int, pairs: Pairs, leading_pairs: Pairs
 ) -> list[Look]:
-    """Draw the looks of the things; those of the first kind are of ``leading_pairs`` if given.
+    """Draw the looks of the things; the first kind has one of ``leading_pairs`` if
+    given.
 
     About a third of the scenes with several things have equal ones.
     """

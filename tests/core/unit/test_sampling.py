@@ -26,7 +26,10 @@ def noise_to_its_ends(rows):
 @pytest.mark.parametrize("scale", [0.0, 3.0, 1e4])
 def test_forbidden_tokens_are_never_drawn_and_have_no_probability(temperature, scale):
     torch.manual_seed(0)
-    logits = forbid(scale * torch.randn(30, 9), FORBIDDEN)
+    own = scale * torch.randn(30, 9)
+    before = own.clone()
+    logits = forbid(own, FORBIDDEN)
+    assert torch.equal(own, before), "the model's logits stay as they are"
     drawn = sample_tokens(logits, noise_to_its_ends(30), temperature)
     allowed = [2, 3, 5, 6, 7, 8]
     assert torch.isin(drawn, torch.tensor(allowed)).all()
@@ -52,6 +55,14 @@ def test_sums_that_round_differently_draw_no_forbidden_token(monkeypatch):
     counts = torch.bincount(sample_tokens(logits, noise, 1.0)[0], minlength=9)
     assert not counts[list(FORBIDDEN)].any()
     assert (counts[[2, 3, 5, 6, 7, 8]] > 300).all()
+
+
+def test_a_sum_that_does_not_end_at_1_changes_no_draw(monkeypatch):
+    torch.manual_seed(0)
+    logits, noise = torch.randn(4, 9), torch.rand(4, 500)
+    drawn, exact = sample_tokens(logits, noise, 1.0), torch.Tensor.cumsum
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda *given: 0.875 * exact(*given))
+    assert torch.equal(sample_tokens(logits, noise, 1.0), drawn)
 
 
 def test_noise_of_0_draws_the_first_token_that_has_a_probability():

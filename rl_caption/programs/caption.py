@@ -24,9 +24,10 @@ from rl_caption.runtime.engines import accelerator_kwargs
 
 
 def caption_files(config: CaptionConfig) -> Captions:
-    """Captions of photos and of the photos in folders (``list_images``), each once, by path.
+    """Caption photos, and the photos in folders (``list_images``), each once; ids are
+    paths.
 
-    The main process alone chooses by ``rerank``.
+    Only the main process reranks.
 
     Raises:
         CaptionerError: ``model`` is not a captioner over pixels.
@@ -61,7 +62,7 @@ def caption_files(config: CaptionConfig) -> Captions:
 
 
 def caption(config: CaptionConfig) -> None:
-    """Caption photos, print the captions, and write them where that is asked for."""
+    """Caption photos, print the captions, and write them to ``out`` and ``candidates``."""
     for file in filter(None, (config.out, config.candidates)):
         check_writable_file(file)
     captions = caption_files(config)

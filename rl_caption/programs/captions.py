@@ -1,4 +1,4 @@
-"""Captions of images by a saved captioner, and the choice among several of an image."""
+"""Captions of images by a saved captioner, and the choice among an image's candidates."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Captions:
 
     Args:
         candidates: image id -> captions.
-        rewards: image id -> the reward of each of its captions; None where there was no reranking.
+        rewards: image id -> reward of each of its captions; None without reranking.
     """
 
     candidates: Mapping[str, Sequence[Candidate]]
@@ -50,8 +50,8 @@ class Captions:
         """Write one JSON line per image: ``image_id``, the index ``chosen``, and ``candidates``.
 
         Each candidate has ``caption``, ``finished`` (it ended with EOS) and, where
-        known, ``score`` (of beam search) and ``reward`` (of reranking). Ids are those
-        of ``predictions.json``.
+        known, ``score`` (of beam search) and ``reward`` (of reranking). The ids are the
+        same as in ``predictions.json``.
         """
         lines, ids = [], result_ids(self.candidates)
         for image_id, captions in self.candidates.items():
@@ -79,16 +79,16 @@ def build_reranker(
     """Build the reward that chooses among captions.
 
     Args:
-        name: of the reward.
+        name: name of the reward, or ``package.module:Class``.
         kwargs: its arguments.
-        references: of the training images. ``consensus`` takes its document frequencies
-            from these, unless ``kwargs`` say otherwise; without any, all n-grams weigh
-            the same.
+        references: captions of the training images. ``consensus`` counts document
+            frequencies in them, unless ``kwargs`` have ``df``; without references, all
+            n-grams weigh the same.
         tokenizer: ``data.tokenizer``, unless ``kwargs`` name another.
 
     Raises:
-        ConfigError: it cannot be built, or needs references: a caption must not be
-            chosen by what it is judged by.
+        ConfigError: it cannot be built, or it needs references, by which the captions
+            are evaluated.
     """
     builder, arguments = RewardBuilder(references, tokenizer), dict(kwargs)
     with config_errors("rerank"):
@@ -126,8 +126,8 @@ def caption_rows(
 def rerank_captions(
     captions: Captions, rows: Sequence[Row], reward: Reward
 ) -> Captions:
-    """Add the rewards of all candidates of ``rows``, by which they are chosen.
-    ``RewardError`` if the reward failed.
+    """Add the rewards of all candidates of ``rows``, by which captions are chosen.
+    Raises ``RewardError`` if the reward failed.
     """
     candidates = captions.candidates
     repeated: list[Row] = []

@@ -1,8 +1,8 @@
 """The evaluation program: compares captions of a split, decoded here or read from a
 file, with references.
 
-Captions in files are evaluated without importing torch: what only a model or a data set
-needs is imported where it is used.
+Captions in files are evaluated without importing torch: imports for models and data
+sets are inside the functions that need them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _Images(NamedTuple):
 
     references: References
     rows: Sequence[Any]
-    """One for each image."""
+    """One row for each image."""
     source: str
     """Where they come from, for messages."""
     data: Splits | None = None
@@ -106,7 +106,7 @@ class _Images(NamedTuple):
 
 
 def evaluate(config: EvaluateConfig) -> str:
-    """Evaluate captions of a model or a file, or compare those of two files; return the tables."""
+    """Evaluate captions of a model or a file, or compare two files; return the tables."""
     return compare_systems(config) if config.compare else evaluate_split(config)
 
 
@@ -138,8 +138,8 @@ def evaluate_split(config: EvaluateConfig) -> str:
 def compare_systems(config: EvaluateConfig) -> str:
     """Judge two files of captions of the same images; return tables with their differences.
 
-    Of a run, ``export/best`` captions the split first. Writes a folder for each system
-    as ``evaluate_split`` does, and ``comparison.json``.
+    If a path is the folder of a run, its ``export/best`` captions the split first.
+    Writes a folder for each system as ``evaluate_split`` does, and ``comparison.json``.
 
     Raises:
         EvaluationError: the files have captions of different images; with counts.
@@ -176,7 +176,7 @@ def compare_systems(config: EvaluateConfig) -> str:
     for name, texts, path in zip(names, captions, paths, strict=True):
         scores = with_intervals(scorer.score(texts), config.bootstrap, seed=config.seed)
         evaluations[name] = scores
-        # Before the folder, which may be the one that they were read from, is written anew.
+        # Before the folder is written anew: the captions may have been read from it.
         source = _source_of(path, texts)
         write_evaluation(scores, texts, out / folder_of(name))
         write_json(out / folder_of(name) / SETTINGS, settings_of(config) | source)
@@ -198,9 +198,10 @@ def compare_systems(config: EvaluateConfig) -> str:
 
 
 def _evaluated_run(config: EvaluateConfig, run: Path, name: str) -> str:
-    """Evaluate ``export/best`` of a run on the split of its data, and return the folder.
+    """Evaluate ``export/best`` of a run on a split of its data; return the written
+    folder.
 
-    A warning says where the split is the one by which the run chose its best model.
+    Warns where the run chose its best model by this split.
     """
     from rl_caption.programs.report.read import received_data
 
@@ -225,9 +226,9 @@ def _evaluated_run(config: EvaluateConfig, run: Path, name: str) -> str:
 
 
 def _with_data_of_folders(config: EvaluateConfig) -> EvaluateConfig:
-    """``config`` with the data and the split that the folders of both evaluations name.
+    """``config`` with the data and the split of the compared evaluations' settings.
 
-    It stays as it is where one names none. Raises ``ConfigError`` where they differ.
+    Unchanged where a folder has no settings. Raises ``ConfigError`` where they differ.
     """
     from rl_caption.programs.report.read import received_data
 
@@ -255,13 +256,11 @@ def _with_data_of_folders(config: EvaluateConfig) -> EvaluateConfig:
 def score_captions(
     config: EvaluateConfig, judges: Mapping[str, Reward] | None = None
 ) -> tuple[Evaluation, dict[str, str], Sequence[Any]] | None:
-    """Decode (or read) the captions of ``config``; return their metrics, the captions
-    and the rows of their images.
-
-    It is None in every process but the main one.
+    """Decode (or read) captions as ``config`` says; return their metrics, the captions
+    and the rows of their images, or None in every process but the main one.
 
     Args:
-        config: of the evaluation.
+        config: configuration of the evaluation.
         judges: name -> reward, in place of ``config.judges``, for callers that evaluate
             several captioners.
 
@@ -298,7 +297,7 @@ def score_captions(
     captions, how = _decode(config, images, accelerator)
     if scorer is None:
         return None
-    with suppress(OSError):  # a failure of the scoring does not take them along
+    with suppress(OSError):  # kept even if the scoring fails
         write_predictions(captions, config.out)
     return scorer.score(captions, how), captions, images.rows
 
@@ -313,8 +312,8 @@ def _check_settings(config: EvaluateConfig) -> None:
 
 
 def settings_of(config: EvaluateConfig) -> dict[str, Any]:
-    """What was evaluated, as ``settings.json`` has it: data, split, tokenizer,
-    decoding, and hashes of the weights.
+    """Settings of an evaluation, as in ``settings.json``: data, split, tokenizer,
+    decoding, and a hash of the weights.
     """
     plain = config.model_dump(mode="json")
     settings = {"tokenizer": plain["tokenizer"]}
@@ -330,8 +329,8 @@ def settings_of(config: EvaluateConfig) -> dict[str, Any]:
 
 
 def _source_of(path: str, captions: Any) -> dict[str, Any]:
-    """``predictions``: the hash of the file of captions; and ``weights``, where an
-    evaluation that wrote it says so.
+    """``predictions``, the hash of the file of captions; and ``weights``, ``prompt``
+    and ``decode`` from the settings of the evaluation that wrote it.
     """
     note = Path(captions_file(path)).with_name(SETTINGS)
     noted = read_json(note, EvaluationError) if note.is_file() else {}
@@ -369,8 +368,8 @@ def _images(config: EvaluateConfig, by: Any = "image_id") -> _Images:
 
 
 def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
-    """Those of ``captions`` that are of these images; warns of captions of other splits
-    and of images without any.
+    """Captions of the evaluated images. Warns of captions of other splits, and of
+    images without a caption.
 
     Raises:
         EvaluationError, DataError: an image in no split or without references, or no
@@ -419,8 +418,8 @@ def _of_images(captions: Captions, images: _Images, path: str) -> Captions:
 class _Scorer:
     """Scores captions of ``images`` by metrics and judges, all built before anything long starts.
 
-    The constructor checks that the rows of the images ``captioned`` (ids) have what
-    these need. ``judges`` (name -> reward) replace those of the configuration.
+    The constructor checks that the rows of the images ``captioned`` (ids) have the
+    columns that the judges need. ``judges`` (name -> reward) replace ``config.judges``.
     """
 
     def __init__(
@@ -468,8 +467,8 @@ class _Scorer:
 
 
 def load_dual_encoder(config: RetrievalConfig, key: str) -> CachedEncoder:
-    """Load the encoder of a configuration whose ``backbone`` is set; a ``ConfigError``
-    names ``key``.
+    """Load the encoder of a configuration whose ``backbone`` is set. Raises
+    ``ConfigError``, which names ``key``.
     """
     from rewards.clip.backbone import load_encoder  # imports torch
 
@@ -489,8 +488,8 @@ def _report(config: EvaluateConfig, rows: Sequence[Any]) -> None:
 def _score_candidates(
     config: EvaluateConfig, captions: Decoded, images: _Images
 ) -> None:
-    """Write and print ``evaluate_samples`` of all captions, if there are two images or
-    more with several each.
+    """Write and print ``evaluate_samples`` of all candidates, if there are at least two
+    images and every image has several.
     """
     samples = {
         key: [one.caption for one in of_image]
@@ -512,8 +511,8 @@ def _score_candidates(
 def _decode(
     config: EvaluateConfig, images: _Images, accelerator: Accelerator
 ) -> tuple[dict[str, str], str]:
-    """Captions of the images, and how they were decoded; writes ``candidates.jsonl``
-    where that is asked for.
+    """Captions of the images, and a description of the decoding. Writes
+    ``candidates.jsonl`` with ``config.candidates``.
     """
     from rl_caption.captioners.loading import load_captioner
     from rl_caption.config.build import quiet_libraries

@@ -43,7 +43,7 @@ from rl_caption.training.run import CHECKED_IMAGES, Run, open_run
 from rl_caption.training.validation import validate_captions
 
 MODE = "captioner_mode"
-"""Note of a checkpoint: how its run scored and sampled captions."""
+"""Key of a checkpoint's note: the mode in which its run scored and sampled captions."""
 
 
 def train_xe(config: XeConfig) -> TrainState:
@@ -96,7 +96,7 @@ def train_scst(config: ScstConfig) -> TrainState:
     ``run.dir``. Returns the state in which the run ended, as ``train_xe``.
 
     Raises:
-        RewardError: the reward cannot score, or returns something that is no score.
+        RewardError: the reward failed, or returned something that is no score.
         ConfigError, DataError, CaptionerError, NonFiniteError: as ``train_xe``.
     """
     if config.model.init is None:
@@ -135,8 +135,8 @@ def make_task(
     reward: MixedReward,
     notes: dict[str, Any],
 ) -> SelfCriticalTask:
-    """Self-critical training of the captioner, whose policy is restored from the run's
-    checkpoint if there is one; so are ``notes``.
+    """Self-critical training of the captioner. Restores its policy and ``notes`` from
+    the run's checkpoint if there is one.
     """
     options, rollout = config.train, config.rollout
     advantage = build_advantage(options.advantage, options.advantage_kwargs)
@@ -148,7 +148,7 @@ def make_task(
     )
     ref_policy = None
     if getattr(objective, "needs_reference", False) or config.monitor.kl:
-        # Before the weights of a checkpoint are loaded: it is where the run started from.
+        # Before the weights of a checkpoint are loaded: a copy of the starting policy.
         ref_policy = _frozen_copy(captioner.policy, run.accelerator)
     signature = scst_signature(reward, run.train_rows, config, objective)
     return SelfCriticalTask(
@@ -177,8 +177,8 @@ def make_task(
 def make_captioner(
     run: Run, config: XeConfig | ScstConfig, key: str, max_tokens: int
 ) -> Captioner:
-    """The captioner, which must have positions for captions of ``max_tokens`` tokens,
-    the value of ``key``.
+    """Build the captioner. Raises ``ConfigError`` where it has no positions for
+    captions of ``max_tokens`` tokens, the value of ``key``.
     """
     data = config.data
     captioner = build_captioner(
@@ -195,8 +195,8 @@ def make_captioner(
 
 
 def share_mode(run: Run, captioner: Any) -> dict[str, Any]:
-    """Let every process compute captions as the first one does, or as the checkpoint's
-    run did; a note for the checkpoint. Only vision-language models have modes.
+    """Set the captioner's mode in every process to the first process's, or to the
+    checkpoint's; return it as a note. Only vision-language models have modes.
     """
     mode = getattr(captioner.policy, "mode", None)
     if mode is None:
@@ -214,7 +214,7 @@ def make_validation(
     max_new_tokens: int,
     monitor: HackingMonitor | None = None,
 ) -> Validate:
-    """What captions and scores the validation images as ``eval`` says."""
+    """Function that captions and scores the validation images as ``eval`` says."""
     options = config.eval
     decoding = Decoding(
         max_new_tokens=max_new_tokens,
@@ -228,7 +228,9 @@ def make_validation(
 
 
 def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonitor]:
-    """The reward and the monitor of reward hacking; the images that either reads are checked."""
+    """Build the reward and the monitor of reward hacking, and check the images that
+    they read.
+    """
     accelerator, data, tokenizer = run.accelerator, config.data, config.data.tokenizer
     references = references_of(run.val_rows)
     with accelerator.main_process_first():
@@ -265,13 +267,13 @@ def make_reward(run: Run, config: ScstConfig) -> tuple[MixedReward, HackingMonit
 def scst_signature(
     reward: MixedReward, rows: Sequence[Row], config: ScstConfig, objective: Objective
 ) -> str:
-    """SacreEOS-style signature of a run (Hu et al. 2023). Runs whose signatures differ
-    have no comparable rewards.
+    """SacreEOS-style signature of a run (Hu et al. 2023). Rewards of runs with
+    different signatures cannot be compared.
 
     It names the treatment of EOS, document frequencies, metric, baseline and samples;
-    an objective other than REINFORCE; the starting policy if ``objective`` needs it, by
-    eight digits of the hash of its weights or by its name on the hub; schedules; and
-    how many references in ``rows`` may be tokenised differently from the toolkit.
+    an objective other than REINFORCE; the starting policy if ``objective`` needs it
+    (name on the hub, or eight digits of the hash of its weights); schedules; and how
+    many references in ``rows`` may be tokenised differently from the toolkit.
     """
     options, rollout = config.train, config.rollout
     base = "average" if options.advantage == "leave_one_out" else options.advantage
@@ -304,7 +306,7 @@ def _kwargs(kwargs: Mapping[str, Any]) -> str:
 
 
 def make_metric(config: ScstConfig, monitor: HackingMonitor) -> tuple[str, str]:
-    """The validation metric that chooses ``export/best``, and how it is measured.
+    """Log key of the metric that chooses ``export/best``, and how it is measured.
 
     Raises ConfigError where ``monitor.best_by`` is neither a metric nor one of the
     run's terms and judges.

@@ -1,1 +1,1 @@
-"""Grids of runs, and the comparison of what came of them."""
+"""Grids of runs, and the comparison of their results."""

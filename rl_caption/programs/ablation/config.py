@@ -38,7 +38,9 @@ class AblateConfig(TrustConfig):
     out: str = "runs/ablation"
     """Folder of all runs and of the tables."""
     all: dict = {}
-    """Keys that replace those of the recipe in all runs, such as ``{data: {path: /disk/coco}}``."""
+    """Values that replace the recipe's in all runs, such as
+    ``{data: {path: /disk/coco}}``.
+    """
     split: str = "test"
     """Split of the recipe's data that is captioned and scored."""
     policy: Literal["last", "best"] = "last"
@@ -49,10 +51,10 @@ class AblateConfig(TrustConfig):
     num_beams: PositiveInt = 1
     """Beam width of the evaluation; 1 is greedy."""
     length_penalty: LengthPenalty = 1.0
-    """Of beam search, as in ``evaluate``."""
+    """Length penalty of beam search, as in ``evaluate``."""
     metrics: list[str] = ["bleu", "meteor", "rouge", "cider", "spice"]
-    """As in ``evaluate``."""
+    """Metrics, as in ``evaluate``."""
     tokenizer: Literal["auto", "java", "python", "unicode", "char", "none"] = "auto"
-    """As in ``evaluate``."""
+    """Tokenizer of the metrics, as in ``evaluate``."""
     judges: dict[str, JudgeConfig] = {}
     """Rewards that are further columns, by their headings; they may be trained on."""

@@ -1,4 +1,4 @@
-"""Grids: one run for each cell and seed, trainings at the same time, and a table over seeds.
+"""Grids: one run for each cell and seed, trained in parallel, and a table over seeds.
 
 A grid that was stopped goes on: finished runs are kept, and an interrupted one continues.
 """
@@ -38,14 +38,14 @@ START = "start"
 """Label of the starting policy in tables."""
 LABEL = re.compile(r"[A-Za-z0-9][\w.=+-]*", re.ASCII)
 SECONDS_TO_SAVE = 120.0
-"""How long a stopped training may take for its checkpoint."""
+"""Seconds that a stopped training may take for its checkpoint."""
 
 
 class Run(NamedTuple):
     """One run of a grid."""
 
     label: str
-    """Of its cell."""
+    """Label of its cell."""
     seed: int
     parent: Path
     """``OUT/cells/LABEL/seedN``, with the folder ``run``, ``config.yaml`` and ``log.txt``."""
@@ -61,7 +61,7 @@ class Run(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What was measured of a run; a starting policy has no seed."""
+    """Figures measured of a run; a starting policy has no seed."""
 
     label: str
     seed: int | None
@@ -73,7 +73,7 @@ def make_runs(grid: AblateConfig, words: Sequence[str], parse: Parse) -> list[Ru
 
     Args:
         grid: the grid.
-        words: of the command line that all runs share.
+        words: arguments of the command line that all runs share.
         parse: makes a configuration of a command line.
 
     Raises:
@@ -112,10 +112,10 @@ def train_runs(
     num_parallel: int,
     measure: Callable[[Run], Mapping[str, float | None]],
 ) -> tuple[list[Result], list[str]]:
-    """Train the runs that are not complete and ``measure`` each when it is; return what
-    was measured, and why runs failed.
+    """Train the runs that are not complete and ``measure`` each when it is; return the
+    results, and why runs failed.
 
-    What users can mend in ``measure`` is a failure, too.
+    An error of ``measure`` that a user can mend counts as a failure, too.
     """
     complete = sum(is_complete(run.folder) for run in runs)
     say(f"{len(runs)} runs: {complete} complete, {len(runs) - complete} to train")
@@ -142,7 +142,7 @@ def ended_runs(runs: Sequence[Run], num_parallel: int) -> Iterator[tuple[Run, in
     """Yield the complete runs, with 0, then train the others, ``num_parallel`` at a
     time, and yield each when it has ended, with its exit code.
 
-    Each of them has one GPU where there are several. What ends this generator early
+    Each training has one GPU where there are several. Closing this generator early
     asks the running trainings to stop, and waits for their checkpoints.
     """
     devices = share_devices(num_parallel, torch.cuda.device_count())
@@ -155,7 +155,7 @@ def ended_runs(runs: Sequence[Run], num_parallel: int) -> Iterator[tuple[Run, in
         run, device = waiting.pop(0), devices.pop(0)
         running.append((run, _start(run, device), device))
 
-    # Signals reach the main thread alone, so that every training that was started is in the list.
+    # Signals interrupt the main thread alone: every started training is in the list.
     with ThreadPoolExecutor(1) as starter:
         try:
             while waiting or running:
@@ -206,8 +206,8 @@ def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def share_devices(num_parallel: int, count: int) -> list[str | None]:
-    """``CUDA_VISIBLE_DEVICES`` for each run at a time, of the ``count`` GPUs that this
-    process sees; None leaves all visible.
+    """``CUDA_VISIBLE_DEVICES`` of each of ``num_parallel`` runs, out of the ``count``
+    GPUs that this process sees; None leaves all visible.
     """
     if num_parallel < 2 or count < 2:
         return [None] * num_parallel

@@ -1,5 +1,5 @@
-"""The ablation program: train what is missing of a grid of self-critical runs, evaluate
-every captioner, write a table.
+"""The ablation program: train the missing runs of a grid, evaluate every captioner, and
+write a table.
 """
 
 import json
@@ -73,7 +73,9 @@ def run_ablation(config: AblateConfig, parse: Parse) -> int:
         def scores_of(
             model: str | Path, trained: ScstConfig, folder: Path
         ) -> dict[str, float]:
-            """Metrics of a captioner; what they depend on is noted."""
+            """Metrics of a captioner. Notes the decoding, the signature and what is
+            left out.
+            """
             scores = evaluate_captioner(model, trained, config, judges, folder)
             for key, why in scores.left_out.items():
                 notes[f"{key} is left out: {why}"] = None
@@ -110,8 +112,8 @@ def _column(key: str) -> Column:
 def make_plan(
     config: AblateConfig, parse: Parse
 ) -> tuple[ScstConfig, Sequence[Row], list[Run]]:
-    """Read and check all configurations, the data, and what is already there of the
-    grid: the recipe, the images whose captions are scored, the runs.
+    """Read and check all configurations, the data and existing runs; return the recipe,
+    the rows of the images to caption, and the runs.
 
     Raises:
         ConfigError: a value is wrong (the message names the cell), a cell has another
@@ -139,8 +141,8 @@ def make_plan(
 
 
 def check_start(out: Path, start: str, runs: Sequence[Run]) -> None:
-    """Write what the runs start from and are rewarded by into ``start.json``, or
-    compare with what they were started from.
+    """Write the hash of the starting policy and the signatures of the rewards into
+    ``start.json``, or compare them with it where a run has begun.
 
     Raises:
         ConfigError: a reward cannot be made, or the starting policy or a reward has
@@ -173,11 +175,11 @@ def evaluate_captioner(
     judges: Mapping[str, Reward],
     folder: Path,
 ) -> Evaluation:
-    """Evaluate a model on the grid's split, or read what ``folder`` holds of it.
+    """Evaluate a model on the grid's split, or read its evaluation in ``folder``.
 
-    The data, the prompt and the longest caption are those of ``trained``. Scores in
-    ``folder`` are kept as long as the model's weights, the data, the decoding, the
-    metrics and the judges are the same.
+    Data, prompt and ``max_new_tokens`` come from ``trained``. Scores in ``folder`` are
+    kept as long as the model's weights, the data, the decoding, the metrics and the
+    judges are the same.
     """
     evaluate = EvaluateConfig(
         model=str(model),

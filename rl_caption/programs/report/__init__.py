@@ -1,1 +1,1 @@
-"""What a run looks like: pictures and pages for people (docs/report.md)."""
+"""Pages that show runs and evaluations (docs/report.md)."""

@@ -47,7 +47,7 @@ REPORT = "report.html"
 CIDER = "CIDEr-D (x100)"
 MAX_IMAGES = 200
 THUMBNAIL = 176
-"""Longest side in pixels."""
+"""Longest side of an image in the gallery, in pixels."""
 
 Captions = Mapping[str, Mapping[str, str]]
 """System -> image id -> caption."""
@@ -58,15 +58,14 @@ Scores = Mapping[str, Mapping[str, float]]
 def make_page(
     paths: Sequence[Path], rows: Sequence[Row] | None = None, images: int = MAX_IMAGES
 ) -> str:
-    """The page of a run (finished or not), of evaluations, or of a comparison, as HTML:
-    one file with its style, charts and images inside, without scripts, which loads
-    nothing.
+    """HTML page of a run (finished or not), of evaluations, or of a comparison. Style,
+    charts and images are inside; it has no scripts and loads nothing.
 
     Args:
-        paths: folders: one, or several of evaluations.
+        paths: one folder, or several folders of evaluations.
         rows: references and images (``image`` may be missing); None takes the data that
             the folders name.
-        images: most images of the gallery.
+        images: largest number of images in the gallery.
 
     Raises:
         ReportError, DataError, OSError: a folder holds nothing to report on, or a file is damaged.
@@ -94,8 +93,8 @@ def make_page(
 
 
 def run_page(run: RunFolder, rows: Sequence[Row] | None, images: int) -> str:
-    """The monitor's alarms, validations, charts and settings of a run, and the captions
-    of its first, best and last validation.
+    """HTML page of a run: alarms, validations, charts and settings, and the captions of
+    its first, best and last validation.
     """
     steps = run.shown_steps()
     captions = {name: run.predictions(step) for name, step in steps.items()}
@@ -168,12 +167,11 @@ def gallery(
     rows: Sequence[Row] | None,
     limit: int,
 ) -> dict[str, Any]:
-    """The values of the template that show images with the captions of several systems:
-    ``note``, and ``cards``, one for each image; empty where no captions were kept.
+    """Values of the template for images with the captions of several systems: ``note``,
+    and ``cards``, one for each image; empty where no captions were kept.
 
-    ``settings`` has the data, the split and the tokenizer of an evaluation. Where there
-    are no ``rows``, they are read from that data; what keeps them from being read is
-    said in the note.
+    ``settings`` has the data, the split and the tokenizer of an evaluation. If ``rows``
+    is None, rows are read from this data; if that fails, the note says why.
     """
     systems = {name: captions for name, captions in systems.items() if captions}
     if not systems:
@@ -207,9 +205,9 @@ def reference_scores(
 ) -> Scores:
     """CIDEr-D of every caption, times 100: 0 to 1000.
 
-    Document frequencies are those of the captioned images' references, without EOS, as
-    in ``val/cider``. Captions of images without references get no score; the result is
-    empty if fewer than two images have references.
+    Document frequencies are counted in the captioned images' references, without EOS,
+    as for ``val/cider``. Captions of images without references get no score; the result
+    is empty if fewer than two images have references.
     """
     references = {
         image_id: rows[image_id]["references"]
@@ -233,13 +231,13 @@ def reference_scores(
 
 
 def select_images(systems: Captions, scores: Scores, limit: int) -> list[str]:
-    """The ids of the images to show: at most ``limit``, an even sample, those first
-    whose first score differs most among the systems.
+    """Ids of the images to show: an even sample of at most ``limit``, the images whose
+    scores differ most among the systems first.
     """
     ids = list(dict.fromkeys(i for captions in systems.values() for i in captions))
 
     def change(image_id: str) -> float:
-        """How far the scores of an image's captions lie apart."""
+        """Difference of the largest and the smallest score of an image's captions."""
         values = [own[image_id] for own in scores.values() if image_id in own]
         return max(values, default=0) - min(values, default=0)
 
@@ -249,7 +247,9 @@ def select_images(systems: Captions, scores: Scores, limit: int) -> list[str]:
 
 
 def _picture(row: Mapping[str, Any]) -> str | None:
-    """A data URI of a thumbnail, as WebP, of a video of its first frame; None where there is no image."""
+    """Data URI of a WebP thumbnail of an image, or of a video's first frame; None
+    without an image.
+    """
     if row.get("image", "") == "":
         return None
     try:
@@ -263,11 +263,10 @@ def _picture(row: Mapping[str, Any]) -> str | None:
 
 
 def write_report(folder: Path, rows: Sequence[Row]) -> None:
-    """Write ``report.html`` into a folder, at the end of the program that wrote its
-    results, and print its path.
+    """Write ``report.html`` into the folder of a finished program, and print its path.
 
-    What keeps the page from being written is a warning: the results are there, and
-    ``rl-caption report`` makes it again.
+    An error is logged as a warning: the results are there, and ``rl-caption report``
+    makes the page again.
     """
     try:
         write_text(folder / REPORT, make_page([folder], rows))

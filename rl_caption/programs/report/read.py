@@ -1,4 +1,4 @@
-"""What the programs leave in folders: runs (finished or not), evaluations.
+"""Read the folders of runs (finished or not) and of evaluations.
 
 A file that is missing or damaged raises ``ReportError``, damaged captions raise
 ``DataError``; both name the file.
@@ -24,13 +24,15 @@ from rl_caption.training.checkpoint import newest_checkpoint, read_state
 
 
 class ReportError(UserError, ValueError):
-    """A folder or file cannot be reported on; the message names it, the line where
-    there is one, and what is right.
+    """A folder or file cannot be reported on. The message names it, the line where
+    there is one, and what is expected.
     """
 
 
 class EvaluationFolder(NamedTuple):
-    """What ``evaluate`` wrote: ``scores.json``, image id -> caption, and ``settings.json``."""
+    """Results of ``evaluate``: ``scores.json``, image id -> caption, and
+    ``settings.json``.
+    """
 
     scores: Evaluation
     captions: Mapping[str, str]
@@ -67,7 +69,7 @@ class RunFolder:
 
     @property
     def evidence(self) -> Sequence[str]:
-        """Sentences on the first alarm of the monitor."""
+        """Sentences that explain the monitor's first alarm."""
         alarm = self.state.get("notes", {}).get("hacking", {}).get("first_alarm") or {}
         return alarm.get("evidence", [])
 
@@ -100,7 +102,9 @@ class RunFolder:
         return _captions(self.path / "eval" / f"step-{step:08d}")
 
     def shown_steps(self) -> dict[str, int]:
-        """The validations that are shown: ``step 0 (first)``, also ``best`` and ``last`` -> step."""
+        """Labels of the validations to show, such as ``step 0 (first)``, -> step. Also
+        the best and the last validation.
+        """
         keys = [key for key in self.keys if key.startswith("val/")]
         steps = sorted({step for key in keys for step, _ in self.series(key)})
         words = {}
@@ -128,12 +132,12 @@ class RunFolder:
 
 
 def shown_key(key: str) -> str:
-    """A logged key as it is shown: CIDEr-D is multiplied by 100."""
+    """A logged key for display, with " (x100)" where values are multiplied by 100."""
     return key if factor_of(key) == 1 else f"{key} (x100)"
 
 
 def read_run(path: Path) -> RunFolder:
-    """Read a run, which may still be going on."""
+    """Read the folder of a run, which may still be going on. Raises ``ReportError``."""
     log, result = path / "metrics.jsonl", path / "result.json"
     lines = read_log(log, ReportError) if log.is_file() else []
     state = _read(result)
@@ -145,14 +149,14 @@ def read_run(path: Path) -> RunFolder:
 
 
 def read_evaluation(path: Path) -> EvaluationFolder:
-    """Read what ``evaluate`` wrote."""
+    """Read the folder of an evaluation. Raises ``ReportError``."""
     scores = Evaluation(**read_json(path / "scores.json", ReportError, ScoresFile))
     return EvaluationFolder(scores, _captions(path), _read(path / SETTINGS))
 
 
 def received_data(data: Mapping[str, Any]) -> DataConfig:
-    """The section ``data`` of the configuration of a run, perhaps from elsewhere: a
-    class in it has to be trusted.
+    """The section ``data`` of a saved configuration, perhaps of another person: classes
+    in it must be in ``trust``.
 
     Raises ``ConfigError``, also for unknown keys and wrong types.
     """

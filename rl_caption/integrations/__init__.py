@@ -1,5 +1,5 @@
-"""Rewards in other frameworks: a server that scores captions, its client, an adapter
-for each framework.
+"""Rewards in other frameworks: a server that scores captions, its client, and an
+adapter for each framework.
 
-The client and the adapters need nothing but the standard library and their framework.
+The client and the adapters need only the standard library and their framework.
 """

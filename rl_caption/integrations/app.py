@@ -37,24 +37,24 @@ class Scoring(BaseModel, extra="forbid"):
 
 
 def make_app(config: ServeConfig, reward: MixedReward) -> FastAPI:
-    """The application that answers by ``reward``."""
+    """Build the application that scores captions by ``reward``."""
     scorer = BatchingScorer(reward, config.max_batch, config.max_pending)
-    # Pillow refuses twice as many.
+    # Pillow refuses images of more than twice this number.
     Image.MAX_IMAGE_PIXELS = int(config.max_megapixels * 1e6 / 2)
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     if config.host in LOOPBACK:
-        # Else a page of another site could ask, by a name of its own.
+        # Else a page of another site could send requests, by a host name of its own.
         hosts = ["127.0.0.1", "localhost", "[::1]"]
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts)
 
     @app.middleware("http")
     async def guard(request: Request, call_next: Any) -> Response:
-        """Refuse by the headers, and bodies that take too long to arrive."""
+        """Refuse requests by their headers, and bodies that take too long to arrive."""
         refused = refusal_by_headers(request.headers, request.method, config.max_mb)
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                # A client reads a refusal, too, when it has sent everything.
+                # A client reads a refusal, too, only after it has sent everything.
                 if refused is None:
                     await request.body()
                 async for _ in request.stream():
@@ -90,7 +90,7 @@ def make_app(config: ServeConfig, reward: MixedReward) -> FastAPI:
 
 
 def refusal_by_headers(headers: Headers, method: str, max_mb: float) -> Response | None:
-    """The answer to a request whose token is wrong or whose body is too large; else None."""
+    """Answer to a request with a wrong token or a too large body; None for others."""
     token = os.environ.get(TOKEN_VARIABLE)
     given = headers.get("authorization", "").encode()
     if token and not secrets.compare_digest(given, f"Bearer {token}".encode()):
@@ -106,14 +106,14 @@ def refusal_by_headers(headers: Headers, method: str, max_mb: float) -> Response
 
 
 def refusal(status: int, message: str) -> JSONResponse:
-    """An answer without scores."""
+    """An error response with a message."""
     return JSONResponse({"detail": message}, status)
 
 
 def checked_columns(
     scoring: Scoring, reward: MixedReward, folders: Mapping[str, str]
 ) -> dict[str, list[Any]]:
-    """The columns, with images that a reward reads. Raises ``RewardError``."""
+    """Check the columns of a request and find their images. Raises ``RewardError``."""
     columns, count = dict(scoring.columns), len(scoring.captions)
     expected = {*COLUMNS, *reward.columns, "prompts"}
     for name, rows in columns.items():
@@ -129,7 +129,9 @@ def checked_columns(
 
 
 def find_image(source: Any, row: int, folders: Mapping[str, str]) -> str | LazyImage:
-    """The image of a row: ``NAME/path`` below a folder, links followed, or ``{"base64": content}``."""
+    """The image of a row: ``NAME/path`` below a folder (links followed), or
+    ``{"base64": content}``. Raises ``RewardError``.
+    """
     if isinstance(source, dict) and isinstance(source.get("base64"), str):
         with contextlib.suppress(ValueError):
             return LazyImage(f"row {row}", base64.b64decode(source["base64"]))

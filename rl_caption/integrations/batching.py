@@ -17,12 +17,12 @@ RELATIVE = frozenset({"bertscore", "consensus", "diversity"})
 
 
 class QueueFull(RuntimeError):
-    """More captions wait than the queue takes; a request may succeed later."""
+    """The queue of captions is full; the same request may succeed later."""
 
 
 @dataclass(eq=False)
 class ScoringRequest:
-    """N captions with columns of N rows, and what will be their scores."""
+    """N captions with columns of N rows, and the future of their scores."""
 
     captions: Sequence[str]
     columns: Mapping[str, Sequence[Any]]
@@ -32,7 +32,7 @@ class ScoringRequest:
 def scores_rows_alone(reward: MixedReward) -> bool:
     """Whether the score of a caption is the same whatever else is in the call.
 
-    False for rewards that are not of this package, of which that is not known.
+    False for rewards outside this package, for which it is not known.
     """
     targets = {
         f"{type(term).__module__}:{type(term).__name__}"
@@ -43,23 +43,23 @@ def scores_rows_alone(reward: MixedReward) -> bool:
 
 
 class BatchingScorer:
-    """Scores requests in the order in which they came, several by one call of the reward.
+    """Scores requests in the order of arrival, several by one call of the reward.
 
     Requests share a call only where that changes no score (``scores_rows_alone``). The
-    request at the head of the queue takes along what has arrived behind it; where a
+    request at the head of the queue is batched with the waiting ones behind it. Where a
     shared call fails, each of its requests is scored alone, so that the others do not
     fail.
 
     Args:
         reward: the mixture.
-        max_batch: captions of a call; a larger request has a call of its own.
-        max_pending: captions that may wait.
+        max_batch: most captions of a call; a larger request has a call of its own.
+        max_pending: most captions that may wait.
     """
 
     def __init__(self, reward: MixedReward, max_batch: int, max_pending: int) -> None:
         self.reward, self.shares_calls = reward, scores_rows_alone(reward)
         self.max_batch, self.max_pending = max_batch, max_pending
-        # One thread: each further one would keep memory of its own.
+        # One thread: each further thread would keep memory of its own.
         self.thread = ThreadPoolExecutor(1)
         self.turn = asyncio.Lock()
         self.queue: deque[ScoringRequest] = deque()
@@ -68,7 +68,7 @@ class BatchingScorer:
     async def score(
         self, captions: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> Scores:
-        """Wait for the scores of N captions.
+        """Queue N captions and wait for their scores.
 
         Raises:
             QueueFull: too many captions wait. An empty queue takes a request of any size.

@@ -1,5 +1,5 @@
-"""The client of ``rl-caption serve``: scores of captions, or an error; never a number
-in place of a failure.
+"""The client of ``rl-caption serve``: scores of captions, or an error; a failure never
+becomes a score.
 """
 
 import base64
@@ -27,7 +27,7 @@ class ServerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of N captions: ``total``, and raw scores by log key of a term of the mixture."""
+    """Scores of N captions: ``total`` [N], and log key of each term -> raw scores [N]."""
 
     total: list[float]
     terms: dict[str, list[float]]
@@ -37,8 +37,8 @@ class RewardClient:
     """Scores captions by a server; picklable, usable from threads.
 
     Args:
-        url: of the server, such as ``http://127.0.0.1:8400``; None takes ``RL_CAPTION_URL``.
-        token: of the server; None takes ``RL_CAPTION_TOKEN``; without one none is sent.
+        url: server, such as ``http://127.0.0.1:8400``; None takes ``RL_CAPTION_URL``.
+        token: token of the server; None takes ``RL_CAPTION_TOKEN``, or sends none.
         timeout: seconds that one attempt waits.
         attempts: number of attempts where the server is busy, restarts or cannot be reached.
         backoff: seconds before the second attempt; doubled for each further one, up to 60.
@@ -74,7 +74,9 @@ class RewardClient:
         return Scores(answer["scores"], answer["terms"])
 
     def health(self) -> dict[str, Any]:
-        """What the server scores by: terms, signature, bounds, columns. Raises ``ServerError``."""
+        """Reward of the server: ``terms``, ``signature``, ``bounds``, ``columns`` and
+        the number ``pending``. Raises ``ServerError``.
+        """
         return self._ask("/health", None)
 
     def _ask(self, path: str, body: Any) -> dict[str, Any]:
@@ -104,7 +106,9 @@ class RewardClient:
 
 
 def columns_of(labels: Sequence[str]) -> dict[str, list[Any]]:
-    """Columns of N labels, JSON objects as ``{"image": "coco/1.jpg", "references": ["..."]}``."""
+    """Columns of N labels, JSON objects such as
+    ``{"image": "coco/1.jpg", "references": ["..."]}``.
+    """
     rows = [json.loads(label) for label in labels]
     return {name: [row[name] for row in rows] for name in rows[0]}
 

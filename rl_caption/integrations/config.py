@@ -9,7 +9,9 @@ from rl_caption.config.schema import RewardConfig, TrustConfig
 from rl_caption.runtime.errors import ConfigError
 
 TOKEN_VARIABLE = "RL_CAPTION_TOKEN"
-"""Environment variable with the token of requests: everybody on a machine reads command lines."""
+"""Environment variable with the token of requests. Not an option: every user of a
+machine can read command lines.
+"""
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -26,7 +28,9 @@ class ServeConfig(TrustConfig):
     reward: RewardConfig = Field(default_factory=RewardConfig)
     """The reward. CIDEr-D needs ``reward.df``."""
     tokenizer: Literal["ptb", "unicode", "char", "none"] = "ptb"
-    """Of n-gram rewards: ``ptb`` (English), ``unicode``, ``char`` or ``none``."""
+    """Tokenizer of n-gram rewards: ``ptb`` (English), ``unicode``, ``char`` or
+    ``none``.
+    """
     images: dict[str, str] = {}
     """Folders of images by name, such as ``{coco: /data/coco}``: a request names an
     image as ``coco/val2014/1.jpg``.

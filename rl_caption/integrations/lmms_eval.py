@@ -1,4 +1,4 @@
-"""lmms-eval: its captioning tasks with the tokenizer, BLEU, ROUGE-L and CIDEr of
+"""lmms-eval: its captioning tasks with the tokenizer and the metrics of
 ``rewards.compat``.
 
 ``python -m rl_caption.integrations.lmms_eval --model ... --tasks coco2017_cap_val``
@@ -13,7 +13,7 @@ from rewards.compat import pycocoevalcap as compat
 
 
 def replace_scorers() -> None:
-    """Put the classes of ``rewards.compat`` in place of pycocoevalcap's in all later imports."""
+    """Replace pycocoevalcap's classes by ``rewards.compat``'s, for all later imports."""
     for name in ("PTBTokenizer", "Bleu", "Meteor", "Rouge", "Cider"):
         setattr(pycocoevalcap.eval, name, getattr(compat, name))
     pycocoevalcap.tokenizer.ptbtokenizer.PTBTokenizer = compat.PTBTokenizer

@@ -13,7 +13,9 @@ LAST_TOKENS = re.compile(r"(?:\s*<[^<>\s]+>)+\s*$")
 def reward_func(
     queries: Sequence[str], prompts: Sequence[str], labels: Sequence[str], **_: Any
 ) -> dict[str, Any]:
-    """Rewards of queries; a label is a JSON object of columns."""
+    """Rewards of N queries. A label is a JSON object of columns (``columns_of``).
+    Raises ``ServerError``.
+    """
     texts = [after_prompt(*pair) for pair in zip(queries, prompts, strict=True)]
     captions = [LAST_TOKENS.sub("", text) for text in texts]
     finished = [LAST_TOKENS.search(text) is not None for text in texts]
@@ -22,7 +24,9 @@ def reward_func(
 
 
 def after_prompt(query: str, prompt: str) -> str:
-    """What follows the prompt in a query, which has many tokens for one image token of the prompt."""
+    """The text after the prompt in a query, whose image tokens may be repeated. Raises
+    ``ValueError`` where the query does not contain the prompt.
+    """
     end = 0
     for piece in SPECIAL_TOKENS.split(prompt):
         start = query.find(piece, end)

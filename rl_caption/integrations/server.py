@@ -1,4 +1,4 @@
-"""``rl-caption serve``: a reward behind HTTP, which scores captions of many workers together."""
+"""``rl-caption serve``: a reward behind HTTP, for captions of many workers."""
 
 import os
 from pathlib import Path
@@ -10,13 +10,15 @@ from rl_caption.integrations.config import ServeConfig
 from rl_caption.runtime.errors import ConfigError
 
 KERNELS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
-"""How many kernels torch keeps on a CPU, unless the variable is set. Calls of each size
-have their own; by default it keeps 1,024, and the server's memory grows by hundreds of
-MiB."""
+"""Number of kernels that torch caches on a CPU, unless the variable is set. Every size
+of a call has kernels of its own; with torch's default of 1,024 the server's memory
+grows by hundreds of MiB.
+"""
 
 
 def serve(config: ServeConfig) -> None:
-    """Build the reward, listen, and answer until SIGTERM or Ctrl-C; then answer what was accepted.
+    """Build the reward, listen, and answer until SIGTERM or Ctrl-C; accepted requests
+    are still answered.
 
     Raises:
         ConfigError: the reward cannot be built or a folder is missing.
@@ -38,7 +40,9 @@ def serve(config: ServeConfig) -> None:
 
 
 def build_served_reward(config: ServeConfig) -> MixedReward:
-    """The mixture. Raises ``ConfigError``, also for CIDEr-D without document frequencies."""
+    """Build the mixture of rewards. Raises ``ConfigError``, also for CIDEr-D without
+    document frequencies.
+    """
     reward = build_reward(config.reward, [], tokenizer=config.tokenizer)
     for term in leaf_rewards(reward):
         if getattr(term, "df", term) is None:

@@ -8,7 +8,7 @@ from rl_caption.integrations.client import RewardClient
 
 
 class ServedReward:
-    """Rewards of completions in ms-swift's order of arguments; local images are sent."""
+    """Reward function with ms-swift's arguments. Local images are sent to the server."""
 
     def __init__(self, args: Any = None, **_: Any) -> None:
         self.client = RewardClient()

@@ -9,7 +9,9 @@ from rl_caption.integrations.client import RewardClient
 
 
 class ServedRewardManager(RewardManagerBase):  # type: ignore[misc]
-    """Rewards by the server at ``reward.custom_reward_function.reward_kwargs.url``."""
+    """Reward manager that scores captions by the server at
+    ``reward.custom_reward_function.reward_kwargs.url``.
+    """
 
     def __init__(self, config: Any, tokenizer: Any, *_: Any, **__: Any) -> None:
         super().__init__(config, tokenizer, None)
@@ -17,7 +19,9 @@ class ServedRewardManager(RewardManagerBase):  # type: ignore[misc]
         self.client = RewardClient(options.get("url"))
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """Score the last row: ``image``, ``image_id``, ``references`` come from ``extra_info``."""
+        """Score the caption of the last row. ``image``, ``image_id`` and ``references``
+        come from ``extra_info``. Raises ``ServerError``.
+        """
         row = data[-1:][0]
         fields, ids = row.non_tensor_batch, row.batch["responses"]
         ids = ids[: row.batch["attention_mask"][-len(ids) :].sum()]

@@ -1,3 +1,3 @@
-"""Fine-tunes decoder-only vision-language models with TRL's trainers on this package's
+"""Fine-tune decoder-only vision-language models with TRL's trainers on this package's
 rewards and data.
 """

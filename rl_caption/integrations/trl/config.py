@@ -1,4 +1,4 @@
-"""Configuration of ``grpo_vlm``: dataclasses only, as in ``rl_caption.config.schema``."""
+"""Configuration of ``grpo_vlm``."""
 
 from typing import Any, Literal, Self
 
@@ -36,7 +36,7 @@ class GrpoVlmConfig(PairsConfig):
     """``grpo_vlm``: fine-tune a decoder-only vision-language model with TRL's trainers."""
 
     trainer: Literal["grpo", "rloo"] = "grpo"
-    """``grpo`` or ``rloo``."""
+    """Trainer of TRL: ``grpo`` or ``rloo``."""
     model: SavedModelConfig = Field(default_factory=SavedModelConfig)
     """The model, as in ``scst``; ``gradient_checkpointing`` is an option of ``trl``."""
     data: DataConfig = Field(default_factory=DataConfig)

@@ -1,4 +1,6 @@
-"""What TRL needs of a vision-language captioner, and where TRL and Transformers would be wrong."""
+"""Vision-language captioners for TRL, and repairs of what TRL and Transformers do
+wrong.
+"""
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,7 +50,7 @@ def load_vlm(config: SavedModelConfig) -> HuggingFaceCaptioner:
 
 
 def adapters(captioner: HuggingFaceCaptioner, config: SavedModelConfig) -> Any:
-    """Freeze what ``model.freeze`` names; return the ``peft.LoraConfig`` of
+    """Freeze the parts in ``model.freeze``; return the ``peft.LoraConfig`` of
     ``model.lora``, or None.
 
     Modules of frozen parts have no adapters.
@@ -72,8 +74,8 @@ def load_weights(model: Any, checkpoint: str | Path, *_: Any) -> None:
     """Load all weights of a checkpoint.
 
     Many models, Qwen2-VL among them, have other parameter names in files than in
-    memory. Transformers' trainer does not translate them and leaves out those weights
-    without an error.
+    memory. Transformers' trainer does not translate the names, and leaves out their
+    weights without an error.
     """
     if (Path(checkpoint) / "zero_to_fp32.py").is_file():
         from deepspeed.utils.zero_to_fp32 import (
@@ -111,10 +113,11 @@ def skip_epochs(trainer: Any, epochs: int) -> None:
 def suppression(
     token_ids: Collection[int], vocabulary: int, vllm: str | None
 ) -> dict[str, Any]:
-    """Arguments by which tokens are never sampled, of Transformers or of vLLM's mode ``vllm``.
+    """Generation arguments that keep tokens from being sampled, for Transformers or for
+    vLLM's mode ``vllm``.
 
-    vLLM has no ``suppress_tokens``. Colocated, it takes a bias of -100 nats; a server
-    gets JSON, in which ids as keys would become text: the ids that are left.
+    vLLM has no ``suppress_tokens``. In mode ``colocate`` the tokens get a bias of -100
+    nats. A server gets JSON, whose keys are text, so it gets the list of allowed ids.
     """
     if vllm is None:
         return {"suppress_tokens": list(token_ids)}
@@ -126,15 +129,16 @@ def suppression(
 
 
 def collapse_runs(token_ids: Sequence[int], token: int) -> list[int]:
-    """``token_ids`` with one ``token`` in place of each run of them."""
+    """Replace each run of ``token`` in ``token_ids`` by a single one."""
     ids = list(token_ids)
     return [t for i, t in enumerate(ids) if t != token or i == 0 or ids[i - 1] != token]
 
 
 def check_vllm_prompt(captioner: HuggingFaceCaptioner, row: Row) -> None:
-    """Raise ConfigError where the processor writes an image as more than a run of one token.
+    """Raise ``ConfigError`` where the processor writes an image as more than a run of
+    one token.
 
-    Such a prompt, of SmolVLM say, cannot be given back to vLLM without its expansion.
+    vLLM would expand the image token of this prompt, such as SmolVLM's, once more.
     """
     ids = captioner.preprocess([row])["input_ids"][0].tolist()
     asked = as_messages(captioner.prompt, row.get("prompt"))
@@ -154,8 +158,8 @@ def check_vllm_prompt(captioner: HuggingFaceCaptioner, row: Row) -> None:
 
 @contextmanager
 def vllm_in_float32() -> Iterator[None]:
-    """Inside, TRL makes a vLLM that computes in float32; by itself it takes bfloat16
-    for float32 weights.
+    """Context in which TRL makes a vLLM that computes in float32; otherwise TRL takes
+    bfloat16 for float32 weights.
     """
     from trl.generation import vllm_generation
 
@@ -171,15 +175,15 @@ def vllm_in_float32() -> Iterator[None]:
 
 
 def prompt_once(trainer: Any, image_token: int) -> None:
-    """Give a colocated vLLM prompts with one image token for each image, which it expands itself.
+    """Give a colocated vLLM prompts with one image token for each image.
 
-    TRL hands over ids whose image tokens are expanded already, and vLLM would expand
-    each of them again.
+    TRL passes ids with expanded image tokens, and vLLM would expand each of these
+    again.
     """
     generate = trainer.vllm_generation.generate
 
     def collapsed(prompts: Any, images: Any, **options: Any) -> Any:
-        """Captions of the prompts, as TRL asks for them."""
+        """TRL's ``generate`` with collapsed prompts."""
         prompts = [collapse_runs(ids, image_token) for ids in prompts]
         return generate(prompts=prompts, images=images, **options)
 

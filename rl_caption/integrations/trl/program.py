@@ -63,23 +63,24 @@ from rl_caption.training.checkpoint import (
 from rl_caption.training.run import CHECKED_IMAGES, NonFiniteError
 
 INPUTS = "inputs.json"
-"""File of a checkpoint that says what the run was trained on: configuration, reward, data, model.
-"""
+"""File of a checkpoint with the inputs of the run: configuration, reward, data, model."""
 MOST_DIFFERENCE = 0.02
-"""Largest mean difference, in nats, of the log-probabilities by which vLLM samples and
-TRL scores in float32.
+"""Largest mean difference, in nats, between vLLM's log-probabilities of its samples and
+TRL's, in float32.
 """
 
 
 class WrongSamplesError(UserError, RuntimeError):
-    """vLLM samples from other prompts than those that are scored; the message has the difference."""
+    """vLLM's log-probabilities differ from TRL's, as with other prompts; the message
+    has the difference.
+    """
 
 
 def trl_arguments(config: GrpoVlmConfig) -> Any:
-    """``GRPOConfig`` or ``RLOOConfig`` with the arguments of ``trl`` and those that
-    follow from other keys.
+    """``GRPOConfig`` or ``RLOOConfig`` with the arguments of ``trl`` and the arguments
+    that follow from other keys.
 
-    Raises ConfigError for what TRL does not know or refuses.
+    Raises ``ConfigError`` for arguments that TRL does not know or refuses.
     """
     from trl import GRPOConfig, RLOOConfig
 
@@ -112,10 +113,10 @@ def trl_arguments(config: GrpoVlmConfig) -> Any:
 
 @contextmanager
 def unsharded_models(arguments: Any) -> Iterator[None]:
-    """Inside, Transformers loads and decodes models as without ZeRO-3.
+    """Context in which Transformers loads and decodes models as without ZeRO-3.
 
-    With it, a model forgets the names of its weights in files, and processes decode
-    equally often, or wait for ever.
+    Under ZeRO-3 a model loses the names of its weights in files, and all processes must
+    decode equally often, or wait for ever.
     """
     from transformers.integrations.deepspeed import (
         set_hf_deepspeed_config,
@@ -133,10 +134,11 @@ def unsharded_models(arguments: Any) -> Iterator[None]:
 def find_checkpoint(
     folder: Path, inputs: Mapping[str, Any], resume: bool
 ) -> tuple[int, Path | None]:
-    """The newest intact checkpoint and its step; 0 and None to start. One that a kill
-    cut off is passed over.
+    """Step and path of the newest intact checkpoint; 0 and None for a new run. Damaged
+    checkpoints are passed over.
 
-    Raises CheckpointError where there is one and ``resume`` is false, or it is of another run.
+    Raises ``CheckpointError`` where there is one and ``resume`` is false, or its inputs
+    differ.
     """
     intact = [
         path for path in folder.glob("checkpoints/checkpoint-*") if damage(path) is None
@@ -157,7 +159,8 @@ def find_checkpoint(
 
 
 def fine_tune(config: GrpoVlmConfig) -> str:
-    """Train, and export to ``export/last``; return a line that says where the model is.
+    """Train, and export to ``export/last``; return a line with the model's folder,
+    empty in all but the main process.
 
     Raises:
         ConfigError, DataError, CheckpointError, LaunchError, RewardError,
@@ -183,7 +186,7 @@ def fine_tune(config: GrpoVlmConfig) -> str:
         with state.main_process_first():
             texts = references_of(rows)
             reward = build_reward(config.reward, texts, folder, config.data.tokenizer)
-        # What a run that goes on must have as before, as JSON has it.
+        # Must be the same when the run is resumed. Values as in JSON.
         inputs = computed(config.model_dump(mode="json"))
         inputs["reward"] = reward.signature
         inputs["weights"] = weights_hash(str(config.model.init))
@@ -191,8 +194,8 @@ def fine_tune(config: GrpoVlmConfig) -> str:
             if not name.endswith(TIMES):
                 inputs[name] = value
         start, checkpoint = find_checkpoint(folder, inputs, config.run.resume)
-        # ``generate`` takes what it is not told from the model's own settings: a ban on repeated
-        # words, say.
+        # ``generate`` takes missing arguments from the model's own settings, such as a ban on
+        # repeated words.
         model = captioner.policy.model
         generation = model.generation_config
         trainer = make_trainer(config, arguments, captioner, rows, reward, inputs)
@@ -286,16 +289,16 @@ def train(
 
 
 class Log(TrainerCallback):
-    """Appends what TRL logs to ``metrics.jsonl``, prints it, and ends a run whose
-    numbers are wrong.
+    """Appends TRL's logged values to ``metrics.jsonl``, prints them, and ends a run
+    with a non-finite loss or wrong log-probabilities.
     """
 
     def __init__(self, path: Path, inputs: Mapping[str, Any]) -> None:
         self.path, self.inputs = path, inputs
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write what the run was trained on, and a manifest, into the checkpoint that
-        was just saved.
+        """Write the inputs of the run, and a manifest, into the checkpoint that was
+        just saved.
         """
         PartialState().wait_for_everyone()  # every process writes files
         if state.is_world_process_zero:
@@ -311,7 +314,9 @@ class Log(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Log, print and check the trainer's values."""
+        """Log, print and check the trainer's values. Raises ``NonFiniteError`` and
+        ``WrongSamplesError``.
+        """
         values = dict(logs or {})
         if "loss" not in values:  # the totals after the last step
             return

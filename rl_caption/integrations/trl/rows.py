@@ -17,11 +17,11 @@ def trl_dataset(rows: Sequence[Row], prompt: str | Messages) -> Dataset:
     """A dataset with the columns ``prompt`` (messages), ``image`` (PIL, RGB),
     ``references``, ``image_id``, and ``questions`` where all rows have them.
 
-    These are the columns of this package's own training (``data.base.COLUMNS``),
-    without the truth of a generated scene. The table itself holds row numbers; images
-    are opened when their batch is read. TRL reads a batch once for each micro-batch, so
-    the images of a batch are kept until the next one. The samples of an image share one
-    image object, so that rewards encode it once.
+    Rewards get the same columns in this package's own training (``data.base.COLUMNS``).
+    The table itself holds row numbers; images are opened when their batch is read. TRL
+    reads a batch once for each micro-batch, so the images of a batch are kept until the
+    next one. The samples of an image share one image object, so that rewards encode it
+    once.
     """
     from datasets import Dataset
 
@@ -44,12 +44,12 @@ def trl_dataset(rows: Sequence[Row], prompt: str | Messages) -> Dataset:
 
 
 class FinishedAware:
-    """A reward that is told which captions ended by themselves: column ``finished``,
-    from TRL's ``completion_ids``.
+    """A reward with the column ``finished``: whether a caption ended with EOS, from
+    TRL's ``completion_ids``.
 
-    TRL passes the token ids of a caption up to and including EOS; a caption that ran
-    into the length limit has no EOS. Without this column CIDEr-D would take every
-    caption as ended (docs/trl.md).
+    TRL passes the token ids of a caption up to and including EOS; a caption that
+    reached the length limit has no EOS. Without this column CIDEr-D would take every
+    caption as finished (docs/trl.md).
     """
 
     def __init__(
@@ -67,7 +67,8 @@ class FinishedAware:
         """Return N scores for N completions.
 
         Raises:
-            RewardError: as ``score_captions``; TRL itself would leave out a score that is None.
+            RewardError: as ``score_captions``, also for None, which TRL would leave
+                out.
         """
         ids = columns.get("completion_ids")
         if ids is not None and "finished" not in columns:

@@ -103,7 +103,7 @@ release: $(STAMP)
 		"from setuptools import build_meta; build_meta.build_sdist('$(CURDIR)/dist')"
 	$(VENV_PYTHON) -m pip wheel --no-deps --wheel-dir dist dist/*.tar.gz
 	$(VENV_PYTHON) -m venv --clear build/release
-	build/release/bin/python -m pip install dist/*.whl
+	build/release/bin/python -m pip install "$$(echo dist/*.whl)[clip]"
 	build/release/bin/rl-caption doctor --mend
 	RL_CAPTION_INSTALLED=build/release/bin $(OFFLINE) $(VENV_PYTHON) -m pytest -q tests/core/integration/test_wheel.py
 	@ls -l dist

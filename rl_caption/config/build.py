@@ -174,8 +174,7 @@ def build_reward(
     folder: Path | None = None,
     tokenizer: str = TOKENIZER,
 ) -> MixedReward:
-    """Build the mixture of rewards. Raises ``ConfigError`` where a term cannot be made,
-    or is for English and the data are not.
+    """Build the mixture of rewards. Raises ``ConfigError`` where a term cannot be made.
 
     Where ``reward.df`` is null, document frequencies are counted from ``references``
     (one document an image). CLIP-based terms whose arguments ask for the same network

@@ -60,7 +60,7 @@ EXPECTED = (*KEPT, OSError)
 
 
 OPTIONAL = {
-    "open_clip_torch": ("clip", "no CLIP-based rewards, no reward models"),
+    "open_clip_torch": ("clip", "no CLIP-based rewards, no reward models, no demo"),
     "peft": ("peft", "no LoRA (model.lora, and lora of grpo_vlm)"),
     "trl": ("trl", "no grpo_vlm; this package's own trainer does not use it"),
     "deepspeed": ("deepspeed", "no ZeRO sharding over several GPUs (Linux only)"),
@@ -82,7 +82,10 @@ OPTIONAL = {
         "lab",
         "curate and concreteness, which keep tables of captions, do not run",
     ),
-    "datasets": ("hub", "data.format hub and parquet cannot be read"),
+    "datasets": (
+        "hub",
+        "data.format hub (also Parquet, CSV, tar shards) cannot be read",
+    ),
     "num2words": ("vlm", "the processor of SmolVLM cannot be loaded"),
     "fastapi": ("serve", "no server of rewards (serve)"),
     "uvicorn": ("serve", "no server of rewards (serve)"),

@@ -58,7 +58,7 @@ def test_every_reward_module_imports_without_the_trainer():
     assert int(done.stdout) == len(own) - 1
 
 
-LIBRARIES = {"open_clip", "trl", "deepspeed", "pycocoevalcap", "jsonargparse"}
+LIBRARIES = {"open_clip", "trl", "deepspeed", "pycocoevalcap"}
 HEAVY = LIBRARIES | {"torch", "transformers", "accelerate", "jinja2"}
 FOR_SOME_MODELS = {
     "transformers.modeling_utils",
@@ -119,7 +119,7 @@ REWARD_LAYERS = [
     {"model_files", "videos"},
     {"images"},
     {"options", "devices"},
-    {"files", "trust", "http"},
+    {"files", "trust"},
     {"base"},
 ]
 """The same of ``rewards``."""

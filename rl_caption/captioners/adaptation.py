@@ -80,8 +80,8 @@ def add_lora(
 def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     """State dict of the model with every adapter merged into its weight, in float32.
 
-    A weight that was tied to an adapted one stays as it was trained, as a tensor of its
-    own (``unties``).
+    A weight that was tied to an adapted weight stays as it was trained, as a tensor of
+    its own (``unties``).
     """
     merged = {
         name.replace(".base_layer.", "."): value
@@ -108,7 +108,9 @@ def unties(model: nn.Module) -> bool:
 
 
 def untie(config: Any) -> None:
-    """Say in a configuration of Transformers, and in those of its parts, that no weights are tied."""
+    """Set ``tie_word_embeddings`` to False in a configuration of Transformers and in
+    its sub-configurations.
+    """
     config.tie_word_embeddings = False
     for name in config.sub_configs:
         untie(getattr(config, name))

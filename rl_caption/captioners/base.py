@@ -1,4 +1,6 @@
-"""The seam between the training loop and a captioning model."""
+"""The ``Captioner`` protocol: the seam between the training loop and a captioning
+model.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ def reading(what: str | Path) -> Iterator[None]:
 
 
 Inputs: TypeAlias = dict[str, Any]
-"""Model inputs of B rows: name -> tensor [B, ...], or what a captioner has in its place."""
+"""Model inputs of B rows: name -> tensor [B, ...], or a captioner's own type."""
 
 
 class Captioner(Protocol):
@@ -85,7 +87,7 @@ class Captioner(Protocol):
     def from_scratch(cls, references: Sequence[list[str]], **options: Any) -> Captioner:
         """A captioner with random weights.
 
-        ``references`` are those of every training image; ``options`` are
+        ``references`` are the captions of every training image; ``options`` are
         ``model.kwargs``, checked against the annotations of this method. By default it
         raises ``CaptionerError``.
         """
@@ -117,7 +119,7 @@ class Captioner(Protocol):
     def encode(
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None
     ) -> list[list[int]]:
-        """Token ids of reference captions, with EOS. A longer one is cut to
+        """Token ids of reference captions, with EOS. A longer caption is cut to
         ``max_tokens`` and then lacks EOS.
 
         The captions continue the prompt of ``row``, if it has one of its own.
@@ -206,8 +208,8 @@ class Captioner(Protocol):
     def next_logits(
         self, policy: nn.Module, inputs: Inputs, max_new_tokens: int
     ) -> NextLogits:
-        """A function of prefixes to the logits of their next tokens, for decoding
-        captions of B images.
+        """Return a function from prefixes to the logits of their next tokens, for
+        decoding captions of B images.
 
         It may keep a KV cache for ``max_new_tokens`` tokens. By default it calls
         ``token_logits`` on whole prefixes.
@@ -215,8 +217,8 @@ class Captioner(Protocol):
         return logits_without_cache(self, policy, inputs)
 
     def vocabulary(self) -> dict[str, int]:
-        """Token -> id, for comparing a run with its checkpoint; by default that of
-        ``tokenizer``, if there is one.
+        """Token -> id, for comparing a run with its checkpoint; by default the
+        vocabulary of ``tokenizer``, if there is one.
         """
         tokenizer = getattr(self, "tokenizer", None)
         return tokenizer.get_vocab() if tokenizer else {}
@@ -228,11 +230,13 @@ class Captioner(Protocol):
         token_ids: Tensor,
         mask: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        """``token_logits`` of each prefix that captions of an image have once; not with dropout.
+        """``token_logits``, computed once for each prefix that captions of an image
+        share; not with dropout.
 
         Returns:
-            Logits [U, V] of the U different prefixes, and for each of the P tokens of ``mask``, the
-            first ones of each caption, the row [P] of its logits.
+            Logits [U, V] of the U different prefixes, and the row [P] of the logits of
+            each of the P tokens of ``mask``, which are the first tokens of each
+            caption.
         """
         first, node = unique_prefixes(token_ids, mask)
         return self.token_logits(model, inputs, token_ids, first), node[mask]

@@ -42,7 +42,7 @@ class LoraConfig(Section):
 
 
 class ModelConfig(Section):
-    """What every captioner has: its kind, and where it starts from."""
+    """Options of every captioner: its kind, and what it starts from."""
 
     name: Literal["transformer", "huggingface"] = "transformer"
     """``transformer``, this package's encoder-decoder, trained from scratch; or
@@ -58,7 +58,9 @@ class ModelConfig(Section):
 
     @classmethod
     def choose(cls, values: Mapping[str, Any]) -> type[ModelConfig]:
-        """A saved captioner where ``init`` is set or the name says so, otherwise a new one."""
+        """``SavedModelConfig`` if ``init`` is set or ``name`` is ``huggingface``, else
+        ``NewModelConfig``.
+        """
         is_saved = values.get("init") is not None or values.get("name") == "huggingface"
         return SavedModelConfig if is_saved else NewModelConfig
 
@@ -73,7 +75,9 @@ class NewModelConfig(ModelConfig):
 
 
 class SavedModelConfig(ModelConfig):
-    """A saved or pretrained captioner; all options but those above are for models of Transformers."""
+    """A saved or pretrained captioner; options that ``ModelConfig`` lacks are for
+    models of Transformers only.
+    """
 
     prompt: str | list[dict] | None = None
     """Text that every caption continues, such as ``a photography of``; it is neither
@@ -122,8 +126,8 @@ class Decoding(Section):
     """How captions are decoded. Nothing is inherited from a model's own generation settings.
 
     Options that Transformers' ``generate`` also has mean the same here;
-    docs/evaluation.md gives the sources. Temperature is applied first, then top-k and
-    top-p, each to what the one before left.
+    docs/evaluation.md gives the sources. Temperature is applied first, then top-k, then
+    top-p.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -131,26 +135,30 @@ class Decoding(Section):
     num_samples: Annotated[int, Field(ge=0, le=4096)] = 0
     """Captions sampled per image (K), instead of greedy or beam search; 0 does not sample."""
     with_greedy: bool = False
-    """Also the greedy caption of each image, after its samples. Without samples there
-    is always one.
+    """Also decode the greedy caption of each image, after its samples. Without samples
+    it is always decoded.
     """
     temperature: Temperature = 1.0
-    """Of sampling."""
+    """Temperature of sampling."""
     max_new_tokens: PositiveInt = 24
     """Length limit in tokens of the caption alone, without the prompt, EOS included."""
     num_beams: PositiveInt = 1
     """Width of beam search; 1 is greedy."""
     length_penalty: LengthPenalty = 1.0
-    """Of beam search: log-probabilities are divided by length**length_penalty. 1
-    compares means, as Transformers does; 0 compares sums, as self-critical.pytorch does
+    """Beam search divides log-probabilities by length**length_penalty. 1 compares
+    means, as Transformers does; 0 compares sums, as self-critical.pytorch does
     (docs/coco.md).
     """
     num_return_sequences: PositiveInt = 1
-    """Of beam search: number of captions per image, the best, for ``rerank`` or ``candidates``."""
+    """Number of captions per image that beam search returns, the best ones, for
+    ``rerank`` or ``candidates``.
+    """
     num_beam_groups: PositiveInt = 1
-    """Of beam search: more than 1 is diverse beam search; must divide ``num_beams``."""
+    """Number of groups of beams; more than 1 is diverse beam search. Must divide
+    ``num_beams``.
+    """
     diversity_penalty: NonNegativeFloat = 0.0
-    """Of diverse beam search: subtracted from a token's log-probability for each beam
+    """Diverse beam search subtracts this from a token's log-probability for each beam
     of an earlier group that chose the token.
     """
     top_k: Annotated[int, Field(ge=0, le=10**7)] = 0
@@ -171,8 +179,8 @@ class Decoding(Section):
     unless the length limit cuts it off there.
     """
     batch_size: PositiveInt = 64
-    """Images per forward pass, of programs that caption the images of a split or of
-    files; all of them where there are fewer.
+    """Images per forward pass in programs that caption the images of a split or of
+    files.
     """
 
     @model_validator(mode="after")

@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from rl_caption.captioners.base import Captioner, Inputs
 
 COMPACT_AT = 1 / 8
-"""Ended captions leave the batch at once where captions part, because the cache is
-copied anyway; elsewhere when they are this fraction of the rows.
+"""Fraction of the rows that ended captions must reach before they leave the batch.
+Where captions part they leave it at once, because the cache is copied anyway.
 """
 
 
 @dataclass(frozen=True)
 class Prefixes:
-    """M different prefixes of captions, one level of the prefix tree; those of an image
-    are adjacent.
+    """M different prefixes of captions, one level of the prefix tree; prefixes of an
+    image are adjacent.
 
     Attributes:
-        tokens: [M] the newest token of each.
-        parent: [M] index of the prefix of the previous call that each extends; None
-            stands for 0, 1, ..., M - 1.
-        image: [M] index of the image of each, ascending.
+        tokens: [M] the newest token of each prefix.
+        parent: [M] index of the prefix of the previous call that each prefix extends;
+            None stands for 0, 1, ..., M - 1.
+        image: [M] index of each prefix's image, ascending.
     """
 
     tokens: Tensor
@@ -59,15 +59,15 @@ empty prefix of every image and gives [B, V].
 def constrain(
     captioner: Captioner, decoding: Decoding, tokens: Tensor, logits: Tensor
 ) -> Tensor:
-    """Logits or log-probabilities [N, V] after the tokens [N, t] of captions so far
-    (without BOS and prompt), changed as ``decoding`` says.
+    """Apply the constraints of ``decoding`` to logits or log-probabilities [N, V] that
+    follow the tokens so far, [N, t], of captions (without BOS and prompt).
 
     ``no_repeat_ngram_size``: tokens that would repeat an n-gram get -inf.
     ``block_trigrams``: tokens that would repeat a trigram lose 0.693 times this for
     each earlier occurrence of it; in self-critical.pytorch, where it is 2, 0.693 stands
-    for ln 2. ``remove_bad_endings``: EOS gets
-    -inf where the caption ends in one of ``BAD_ENDINGS`` or has no word, but not as the first
-    token, as in self-critical.pytorch; words are compared, whatever tokens they are made of.
+    for ln 2. ``remove_bad_endings``: EOS gets -inf where the caption ends in one of
+    ``BAD_ENDINGS`` or has no word, but not as the first token, as in
+    self-critical.pytorch; words are compared, whatever tokens they are made of.
     """
     if decoding.no_repeat_ngram_size:
         from transformers.generation import NoRepeatNGramLogitsProcessor
@@ -93,9 +93,9 @@ def constrain(
 def draw_tokens(
     logits: Tensor, noise: Tensor, decoding: Decoding, best: Tensor
 ) -> Tensor:
-    """Draw K tokens [N, K] from each of the distributions of ``logits`` [N, V] by
-    ``noise`` [N, K]; ``best`` [N, 1] is the arg max. Top-k and top-p truncate them in
-    the order of Transformers.
+    """Draw K tokens [N, K] from each row of ``logits`` [N, V] with uniform ``noise``
+    [N, K] in [0, 1); ``best`` [N, 1] is the arg max. Temperature, top-k and top-p apply
+    in this order, as in Transformers.
     """
     from transformers.generation import TopKLogitsWarper, TopPLogitsWarper
 
@@ -161,7 +161,7 @@ def decode_tree(
         prefixes = Prefixes(tokens, parent, image[parent])
         many = len(tokens) > (1 - COMPACT_AT) * len(image)
         if many and (parent.diff() > 0).all():
-            # None have parted: all rows stay, the few ended ones with padding as next token.
+            # No captions have parted: all rows stay; the few that have ended get padding.
             prefix = parent[prefix]
             newest = torch.full_like(image, captioner.pad_token_id)
             newest[parent] = tokens
@@ -253,11 +253,12 @@ def _extend_beams(
     scores: Tensor, logprobs: Tensor, going: Tensor, diversity_penalty: float, eos: int
 ) -> tuple[Tensor, ...]:
     """Extend the beams with ``scores`` [A, G, W] by one token, from ``logprobs`` [A, G,
-    W, V]; the tokens of groups that are ``going`` [A, G] are a penalty for later
-    groups.
+    W, V]. Tokens that groups choose while they are ``going`` [A, G] are penalised in
+    later groups.
 
-    Returns five tensors [A, G, W], best first: scores and beams of those that end now (a score of
-    -inf stands for none), and scores, beams and tokens of those that stay open.
+    Returns five tensors [A, G, W], best first: scores and parent beams of the captions
+    that end now (a score of -inf stands for none), and scores, parent beams and tokens
+    of the beams that stay open.
     """
     width = scores.shape[-1]
     vocabulary = logprobs.shape[-1]
@@ -282,8 +283,8 @@ def _extend_beams(
 
 
 def _best(scores: Tensor, captions: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` best of captions [..., N, L] with ``scores`` [..., N], best first;
-    of equal ones the first.
+    """Scores and captions of the ``count`` best of N captions [..., N, L] by ``scores``
+    [..., N], best first; equal scores keep their order.
     """
     scores, order = scores.sort(dim=-1, descending=True, stable=True)
     order = order[..., :count].unsqueeze(-1)
@@ -300,7 +301,7 @@ def logits_without_cache(
 ) -> NextLogits:
     """``Captioner.next_logits`` without a cache: ``token_logits`` of all tokens of every prefix."""
     first = next(iter(inputs.values()))
-    # All tokens of each prefix and one of padding, whose logits are those of the next token.
+    # All tokens of each prefix and a padding token, whose logits are the next token's.
     ids = torch.full((len(first), 1), captioner.pad_token_id, device=first.device)
 
     def next_logits(prefixes: Prefixes | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Transformers' own ``generate``, whose tokens are chosen here."""
+"""Sampling by Transformers' own ``generate``; this module chooses the tokens."""
 
 import itertools
 from collections.abc import Mapping
@@ -17,11 +17,12 @@ from rl_caption.captioners.tokens import forbid
 
 @torch.no_grad()
 def generate(model: Any, row: Inputs, options: Mapping[str, Any], **how: Any) -> Any:
-    """Output of ``generate`` for some captions of one image; ``how`` leaves one token at each step.
+    """Call the model's ``generate`` for several captions of one image.
 
-    ``options`` are number and length of the captions, and special tokens. Nothing is
-    taken from the model's generation settings, and no random number from torch's
-    generators. """  # fmt: skip
+    ``options`` are number and length of the captions, and special tokens; ``how`` are
+    arguments that leave one token at each step. Nothing is taken from the model's
+    generation settings, and no random number from torch's generators.
+    """
     config = GenerationConfig(
         do_sample=True,
         top_k=0,
@@ -46,7 +47,7 @@ def sample(
     captioner: Captioner, row: Inputs, decoding: Decoding, noise: Tensor | None
 ) -> Tensor:
     """Captions [1, R, T] of one image by ``generate``: K samples by ``noise`` [1, K,
-    L], and the greedy one.
+    L], and the greedy caption.
     """
     policy: Any = captioner.policy
     drawn = decoding.num_samples

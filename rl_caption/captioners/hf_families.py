@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 CROSS_ATTENTION = ("crossattention", "encoder_attn")
 """Names that Transformers' decoders give to cross-attention modules."""
 STATES = ("encoder_hidden_states", "key_value_states")
-"""Names of their argument for the states of the image."""
+"""Names of these modules' argument for the states of the image."""
 MASKS = ("attention_mask", "encoder_attention_mask")
 
 
@@ -75,7 +75,8 @@ class SharedImageCache(EncoderDecoderCache):
     """Keys and values of the tokens of every caption, and of the states of every image once.
 
     Attributes:
-        packing: of the captions by image, if images have different numbers of them.
+        packing: packing of the captions by image, if images have different numbers of
+            captions.
     """
 
     packing: Packing | None = None
@@ -119,18 +120,19 @@ class Family(ABC):
     S image states, width D.
 
     Attributes:
-        name: for messages.
+        name: name of the family, for messages.
         has_processor: whether Transformers has a class that combines image processor and tokenizer.
-        processor_options: for loading it.
+        processor_options: options for loading the processor.
         row_prompts: whether rows may have prompts of their own.
-        chat_prompts: whether a chat template makes them.
-        default_prompt: the prompt of a model for which none is named.
+        chat_prompts: whether a chat template makes prompts.
+        default_prompt: prompt that is used if none is given.
         prompt_before: whether a caption goes on from the prompt; else the encoder reads it.
         cross_attention: whether the text reads the image by cross-attention; else the
             image is a prefix of the text.
         text_model: name of the submodule that reads tokens; its
             ``get_output_embeddings()`` makes the logits.
-        shared: name of the submodule whose captions share an image, where it is another one.
+        shared: name of the submodule in which captions share an image, if it is not
+            ``text_model``.
         frozen: patterns of parameters that are frozen unless ``model.freeze`` is set.
         lora_targets: regular expression of the modules that get adapters unless
             ``model.lora.target_modules`` is set.
@@ -162,12 +164,14 @@ class Family(ABC):
         """Special tokens of this model."""
 
     def before(self, processor: Any, prompt: str) -> tuple[str, str]:
-        """Text that a caption's tokens follow in one piece, and what stands between the two."""
+        """Text that is tokenised in one piece with the caption after it, and the
+        separator of the two.
+        """
         text = prompt if self.prompt_before else ""
         return text, " " if text else ""
 
     def image_inputs(self, model: Any) -> frozenset[str]:
-        """Names of what images are encoded from."""
+        """Names of the inputs that images are encoded from."""
         return frozenset({"pixel_values"})
 
     @abstractmethod
@@ -201,7 +205,9 @@ class Family(ABC):
         return output.logits
 
     def own_inputs(self, policy: Policy, pixel_values: Tensor) -> Inputs:
-        """What Transformers' ``generate`` takes for one image [1, 3, H, W] and the prompt."""
+        """Arguments of Transformers' ``generate`` for one image [1, 3, H, W] and the
+        prompt.
+        """
         start = policy.start
         return {
             "pixel_values": pixel_values,
@@ -241,7 +247,9 @@ class Blip(Family):
         return model.vision_model(pixel_values=pixel_values).last_hidden_state
 
     def own_inputs(self, policy: Policy, pixel_values: Tensor) -> Inputs:
-        """``generate`` leaves the last token out, as BERT's tokenizer ends with [SEP]."""
+        """As in ``Family``, with one more token: BLIP's ``generate`` drops the last,
+        which it takes for [SEP].
+        """
         ids = torch.cat([policy.start, policy.start[:, -1:]], dim=1)
         return {"pixel_values": pixel_values, "input_ids": ids}
 
@@ -279,7 +287,7 @@ class VisionEncoderDecoder(Family):
         return Conventions.of(decoder, start, eos, pad)
 
     def encode(self, model: Any, pixel_values: Tensor, prompt: Tensor) -> Tensor:
-        """Projected to the decoder's width where the two differ."""
+        """Image states, projected to the decoder's width if it differs."""
         states = model.encoder(pixel_values=pixel_values).last_hidden_state
         project = getattr(model, "enc_to_dec_proj", None)
         return states if project is None else project(states)
@@ -288,7 +296,7 @@ class VisionEncoderDecoder(Family):
 class Florence2(Family):
     """Florence-2: an encoder reads image and prompt, a BART decoder writes.
 
-    Of its task prompts those for captions; any other text is read as it stands.
+    Its task prompts for captions are known; any other text is read as it stands.
     """
 
     name = "Florence-2"
@@ -366,11 +374,11 @@ FAMILIES: dict[str, Family] = {
 def check_architectures(
     name: Any, model_type: str, architectures: Sequence[str] | None
 ) -> None:
-    """Refuse a checkpoint whose ``config.json`` says that it is for another task, such
-    as answering questions.
+    """Raise ``CaptionerError`` for a checkpoint whose ``config.json`` says that it is
+    for another task, such as answering questions.
 
-    Its weights may fit and would caption as no one trained them to, and Transformers
-    makes up what is missing.
+    Its weights may fit although they were not trained for captions, and Transformers
+    makes up missing weights.
     """
     expected = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type]
     if architectures and expected not in architectures:

@@ -67,8 +67,8 @@ ADAPTERS_FOLDER = "adapters"
 
 
 class HuggingFaceCaptioner(Captioner):
-    """A pretrained model with its image processor and tokenizer, and the prompt of rows
-    that have none of their own: a text or, for a model that answers, messages.
+    """A pretrained model with its image processor, its tokenizer and the prompt for
+    rows that have none: a text or, for a model that answers, messages.
     """
 
     policy: Any
@@ -84,7 +84,7 @@ class HuggingFaceCaptioner(Captioner):
         self.policy = policy
         self.processors = processors
         self.processor = self.processors[0]
-        """Of a model that answers a prompt; of others perhaps only that of images."""
+        """Processor of images and text; for some models of images alone."""
         self.tokenizer = tokenizer
         self.prompt = prompt
         self.name = name
@@ -105,9 +105,8 @@ class HuggingFaceCaptioner(Captioner):
         self.before = self.family.before(self.processor, prompt)
         text = policy.config.get_text_config()
         self.longest_prompt = getattr(text, "max_position_embeddings", sys.maxsize)
-        # WordPiece decodes "man's" to "man ' s", other words for the rewards than those of the
-        # references. Transformers joined them when these models were published. BPE knows its
-        # spaces.
+        # WordPiece decodes "man's" to "man ' s", other words than the references have.
+        # Transformers joined them when these models were published. BPE knows its spaces.
         model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
         self.rejoin = type(model).__name__ == "WordPiece"
 
@@ -217,9 +216,9 @@ class HuggingFaceCaptioner(Captioner):
         write_json(Path(path) / SETTINGS, {"prompt": self.prompt})
 
     def preprocess(self, rows: Sequence[Row]) -> Inputs:
-        """``pixel_values`` [B, 3, H, W]; of a model that answers, what its processor
-        makes of each row, with prompts that are padded on the left. The frames of a
-        video are several images.
+        """``pixel_values`` [B, 3, H, W]; for a model that answers, its processor's
+        output for each row, with prompts padded on the left. The frames of a video are
+        several images.
         """
         if self.row_prompts:
             keys = None
@@ -345,7 +344,9 @@ class HuggingFaceCaptioner(Captioner):
 def load_processors(
     name: str, family: Any, source: dict[str, Any], options: Mapping[str, Any]
 ) -> tuple[list[Any], Any]:
-    """What is saved beside the weights, and the tokenizer among it."""
+    """Load the processors that are saved beside the weights; return them and the
+    tokenizer. ``CaptionerError`` if one is missing or damaged.
+    """
     what = f"image processor and tokenizer (tokenizer.json and others) of {name!r}"
     with reading(what):
         # Without one of its files, Transformers makes up a tokenizer.

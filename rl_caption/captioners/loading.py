@@ -1,8 +1,8 @@
-"""Loading a saved captioner of any kind, which its ``config.json`` tells, and making a new one.
+"""Loading a saved captioner of any kind, by its ``config.json``, and making a new one.
 
-The classes of captioners are imported where one is loaded: Transformers' models bring
-seconds of imports, torchvision and torch's compiler among them, and much of what is
-wrong with a run is found before.
+Classes of captioners are imported when one is loaded: Transformers' models take seconds
+to import (with torchvision and torch's compiler), and most errors in a run's options
+are found before.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ def load_captioner(
     Args:
         name: the folder, or ``OWNER/MODEL`` on the hub.
         cache_bytes: memory for decoded images of this package's Transformer, or for
-            what the processor of a vision-language model made of them.
+            visual tokens of a vision-language model.
         prompt: what captions continue, a text or messages; for models of Transformers
             only. None is the prompt saved in the folder.
         dtype: type of the weights; for models of Transformers only.
@@ -48,7 +48,7 @@ def load_captioner(
 
     Raises:
         CaptionerError: there is no captioner, its weights do not fit, it takes no
-            prompt, or nobody trusts its class.
+            prompt, or the user does not trust its class.
         ConfigError: ``target`` is not a captioner.
     """
     saved_type = target or model_type(name) or ""

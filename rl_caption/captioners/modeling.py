@@ -111,7 +111,7 @@ class CaptionTransformerConfig(PreTrainedConfig):
 
 
 NAMES = tuple(CaptionTransformerConfig.__annotations__)
-"""Names that a saved configuration has."""
+"""Keys of a saved configuration."""
 SHAPE = {name for name in NAMES[:-2] if "token_id" not in name} - {"vocab_size"}
 """Names that ``model.kwargs`` may set; the other arguments follow from the vocabulary."""
 
@@ -180,7 +180,8 @@ def additive_mask(mask: Tensor, states: Tensor) -> Tensor:
     """Attention mask [B, S], True for what may be attended to, as 0 and -inf [B, 1, 1,
     S] in attention's own dtype.
 
-    From a boolean mask attention would make the same, anew in every layer.
+    It is computed once: from a boolean mask, attention would compute it anew in every
+    layer.
     """
     device = states.device.type
     dtype = states.dtype
@@ -416,21 +417,21 @@ class CaptionTransformer(PreTrainedModel, GenerationMixin):
 
         Args:
             pixel_values: [B, 3, S, S].
-            region_features, region_mask: in their place [B, R, F], and [B, R], True for real
-                regions.
-            states, encoder_outputs: in place of both, the encoder's states [B, S, D]
-                (from ``generate`` in a tuple).
-            decoder_input_ids: [N, T]: N = B·K sequences, those of an image adjacent.
-                Padding is on the right.
+            region_features, region_mask: instead of pixels, [B, R, F], and [B, R], True
+                for real regions.
+            states, encoder_outputs: instead of pixels or regions, the encoder's states
+                [B, S, D] (from ``generate`` in a tuple).
+            decoder_input_ids: [N, T]: N = B·K sequences; sequences of an image are
+                adjacent. Padding is on the right.
             cache: keys and values of the tokens before, called ``past_key_values``
                 before Transformers 5.24; with it ``decoder_input_ids`` is the newest
                 token alone.
             token_mask: [N, T] or [B, K, T], True for the P tokens to compute. Without
-                ``token_node`` these must be the first ones of each sequence.
-            token_node: likewise, index of each token's prefix among those of
-                ``token_mask`` (``unique_prefixes``).
+                ``token_node`` these must be the first tokens of each sequence.
+            token_node: of the same shape, index of each token's prefix among the tokens
+                of ``token_mask`` (``unique_prefixes``).
             image: [N] image of each sequence, ascending; needed if images have
-                different numbers of them. T is 1.
+                different numbers of sequences. T is then 1.
 
         Returns:
             ``logits`` [N, T, V], or [P, V] with ``token_mask``, in float32 or the autocast dtype.

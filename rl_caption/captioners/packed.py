@@ -95,8 +95,8 @@ class PreallocatedLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Append the keys and values [N, H, T, D/H] of T tokens; returns those of all
-        tokens so far.
+        """Append the keys and values [N, H, T, D/H] of T tokens; returns the keys and
+        values of all tokens so far.
         """
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
@@ -125,8 +125,8 @@ class PreallocatedLayer(DynamicLayer):
 class PromptLayer(DynamicLayer):
     """Keys and values [B, H, P, D/H] of the prompts in one layer.
 
-    They are kept with their gradient, and once: with recomputed activations the layer
-    runs again in the backward pass.
+    They are kept with their gradient, from the first call alone: with recomputed
+    activations the layer runs again in the backward pass.
     """
 
     def update(
@@ -159,15 +159,16 @@ class CaptionLayer(DynamicLayer):
 
 @dataclass
 class State:
-    """What N rows have read so far: first the prompts of B images, then also tokens of captions.
+    """State of a decode: what N rows have read so far, first the prompts of B images,
+    then also tokens of captions.
 
     Attributes:
         cache: keys and values.
-        states: [B, S, D] of the images, where they are no visual tokens.
-        images: [B] indices of the images that are left, ascending, where captions read
-            them by cross-attention.
-        mask: [N, S], False where a prompt is padded, where the image is a prefix of the text.
-        position: [N] of the next token, likewise.
+        states: image states [B, S, D], where captions read them by cross-attention.
+        images: indices [B] of the images that are left, ascending, with
+            cross-attention; else None.
+        mask: [N, S], False for padding of prompts; None with cross-attention.
+        position: [N] position of the next token; None with cross-attention.
         channels: number of positions of a token, with M-RoPE (time, height, width,
             ...); empty without it.
     """
@@ -203,7 +204,7 @@ class State:
 
     def of_captions(self, prompt: Tensor) -> State:
         """The state of M captions, which read the prompts ``prompt`` [M]; several
-        passes may share this one.
+        passes may share this state.
         """
         layers: list[Any] = [CaptionLayer(layer, prompt) for layer in self.cache.layers]
         return replace(

@@ -26,7 +26,9 @@ from rl_caption.runtime.engines import dropout_off
 
 IMAGES = "images"
 FEATURES = "features"
-"""Names of what the processor made of the images of each row, and of their visual tokens."""
+"""Keys of model inputs: the processor's output for the images of each row, and their
+visual tokens.
+"""
 UNREAD = (
     "last_hidden_state",
     "hidden_states",
@@ -41,8 +43,8 @@ class Mode(NamedTuple):
     """How captions are scored and sampled; ``self_check`` finds the fastest way that is exact.
 
     Attributes:
-        prefix: whether captions share what is computed of image and prompt: of a batch
-            at once (``batch``), of one row after the other (``rows``), or not at all
+        prefix: how captions share the computation of image and prompt: for a batch at
+            once (``batch``), for one row after the other (``rows``), or not at all
             (``none``), where Transformers' own ``generate`` samples.
         features: whether the model takes visual tokens in place of pixels.
         padded: whether images of a batch may be padded to one size.
@@ -57,8 +59,8 @@ class Mode(NamedTuple):
 class Nested:
     """Lists and dictionaries of tensors among the inputs of a batch.
 
-    ``keys`` of images name each row's visual tokens, where these are kept; each row is
-    encoded alone then, by a reference policy, too.
+    ``keys`` name each row's visual tokens if they are kept (``KeptTokens``); each row
+    is then encoded alone, also by a reference policy.
     """
 
     value: Any
@@ -75,7 +77,7 @@ class Nested:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether one of the tensors does."""
+        """Whether a tensor requires a gradient."""
         leaves = tree_leaves(self.value)
         return any(getattr(leaf, "requires_grad", False) for leaf in leaves)
 
@@ -123,11 +125,15 @@ class Policy(nn.Module):
             family.prepare(model)
         self.mode = Mode()
         self.image_inputs = family.image_inputs(model)
-        """Names of the inputs that visual tokens are made of; empty where the model takes none."""
+        """Names of the inputs that visual tokens are made of; empty if the model takes
+        no visual tokens.
+        """
         self.visual_names: frozenset[str] | None = None
-        """Names of the parameters that encoded images depend on, of ``self_check``."""
+        """Names of the parameters that encoded images depend on, from ``self_check``;
+        None stands for all.
+        """
         self.kept = KeptTokens()
-        """Visual tokens of rows whose vision tower is frozen."""
+        """Visual tokens of rows, kept while the vision tower is frozen."""
         for name in ("start", "encoder_prompt"):
             ids = torch.tensor([getattr(conventions, name)], dtype=torch.long)
             self.register_buffer(name, ids, persistent=False)
@@ -155,7 +161,8 @@ class Policy(nn.Module):
         """Encode images, score captions, start a decode, or continue it.
 
         Args:
-            inputs: what ``Captioner.preprocess`` made of B rows, or what encoding made of that.
+            inputs: output of ``Captioner.preprocess`` for B rows, perhaps with encoded
+                images.
             encode: only encode the images.
             token_ids: captions [B, K, L] to score.
             mask: [B, K, L], True for the positions to score; all by default.
@@ -184,7 +191,7 @@ class Policy(nn.Module):
     # Encoded images
 
     def trains_images(self) -> bool:
-        """Whether a trained parameter is among those that encoded images depend on."""
+        """Whether encoded images depend on a trained parameter."""
         return any(parameter.requires_grad for parameter in self._visual_parameters())
 
     def _visual_parameters(self) -> list[nn.Parameter]:
@@ -193,11 +200,11 @@ class Policy(nn.Module):
         return [value for name, value in parameters if names is None or name in names]
 
     def keeps_tokens(self) -> bool:
-        """Whether the images of each row are encoded alone, so that visual tokens that
-        are kept are those of any batch.
+        """Whether the images of each row are encoded alone, so that kept visual tokens
+        are the same in any batch.
 
-        So it is where what visual tokens depend on is frozen and whole (ZeRO-3 gathers
-        shards of weights in every pass, in which all processes take part).
+        It needs visual tokens whose parameters are frozen and not sharded (ZeRO-3
+        gathers shards of weights in every pass, in which all processes take part).
         """
         return (
             self.takes_features
@@ -206,7 +213,9 @@ class Policy(nn.Module):
         )
 
     def encode(self, inputs: Inputs, each: bool = False) -> Inputs:
-        """The inputs with encoded images in place of pixels; ``each`` row alone, or in a batch."""
+        """The inputs with encoded images in place of pixels; with ``each``, rows are
+        encoded one by one.
+        """
         if IMAGES not in inputs:
             pixels = inputs["pixel_values"]
             prompt = self.encoder_prompt.expand(len(pixels), -1)
@@ -225,7 +234,9 @@ class Policy(nn.Module):
         return {**inputs, IMAGES: Nested(others), FEATURES: Nested(features)}
 
     def _read_kept(self, row: Inputs, name: str | None) -> Inputs:
-        """Visual tokens of a row, from those that are kept if its are."""
+        """Visual tokens of a row: from ``kept`` or computed, and then kept if there is
+        room.
+        """
         if name is None or not self.keeps_tokens():
             return self.read_images(row)
         device = row["input_ids"].device
@@ -234,7 +245,7 @@ class Policy(nn.Module):
         version = sum(parameter._version for parameter in self._visual_parameters())
         key = (name, precision, version)
         if key not in self.kept:
-            with torch.no_grad(), dropout_off(self.model):  # of what is kept
+            with torch.no_grad(), dropout_off(self.model):  # for all later steps
                 tokens = self.read_images(row)
             size = sum(getattr(leaf, "nbytes", 0) for leaf in tree_leaves(tokens))
             if size > self.kept.room:
@@ -262,14 +273,16 @@ class Policy(nn.Module):
         return self.mode.prefix == "batch" and all(row == shapes[0] for row in shapes)
 
     def parts(self, inputs: Inputs) -> list[tuple[Any, Inputs]]:
-        """What is read in one pass: the whole batch, or each row; with the index of its rows."""
+        """The passes over a batch, (index of the rows, their inputs): the whole batch,
+        or each row.
+        """
         if self.joins(inputs):
             return [(slice(None), inputs)]
         return by_rows(inputs)
 
     def arguments(self, inputs: Inputs) -> Inputs:
-        """Arguments of the model for rows that are joined: visual tokens in an output;
-        a row alone has no padding.
+        """Arguments of the model for rows that are one pass. Visual tokens are wrapped
+        in an output of the model; a row alone loses its padding.
         """
         given: Inputs = {
             name: value for name, value in inputs.items() if isinstance(value, Tensor)
@@ -311,8 +324,8 @@ class Policy(nn.Module):
     def _score_part(
         self, arguments: Inputs, ids: Tensor, image: Tensor, scored: Tensor
     ) -> Tensor:
-        """Logits [P, V] of the positions ``scored`` [M, L] of M captions, whose tokens
-        but the last are ``ids``, of the images ``image`` [M].
+        """Logits [P, V] of the positions ``scored`` [M, L] of M captions. ``ids`` [M, L
+        - 1] are their tokens but the last, ``image`` [M] their images.
         """
         length = scored.shape[1]
         if self.family.cross_attention:
@@ -342,14 +355,16 @@ class Policy(nn.Module):
             return self.family.read(self, state.of_captions(image), ids)
 
     def _score_plainly(self, row: Inputs, ids: Tensor, scored: Tensor) -> Tensor:
-        """Score each caption by a pass over image, prompt and caption, as the model alone makes it."""
+        """Score each caption by a pass over image, prompt and caption, as the model
+        itself does.
+        """
         prompt = row["input_ids"]
         length = scored.shape[1]
         texts = {}
         logits = []
         for name, value in row.items():
             if isinstance(value, Tensor) and value.shape == prompt.shape:
-                kind = int(name == "attention_mask")  # other types are those of text
+                kind = int(name == "attention_mask")  # other types are the text's
                 texts[name] = nn.functional.pad(value, (0, length - 1), value=kind)
         for caption, some in zip(ids, scored, strict=True):
             texts["input_ids"] = torch.cat([prompt, caption[None]], dim=1)
@@ -379,11 +394,11 @@ def output_of(text_model: Any, chosen: Callable[[Tensor], Tensor]) -> Any:
 def collate(
     prompts: Sequence[Inputs], pad: int, keys: Sequence[str] | None = None
 ) -> Inputs:
-    """One batch of the inputs of B prompts.
+    """Collate the inputs of B prompts to one batch.
 
-    What has the shape of ``input_ids`` [1, P] is text: it is padded on the left and
-    joined, and ``input_ids`` come first. What was made of the images stays apart: it
-    may hold indices into its row, and not every row has the same.
+    Inputs of the shape of ``input_ids`` [1, P] are text: they are padded on the left
+    and joined, ``input_ids`` first. Inputs made from images stay a list by row: they
+    may hold indices into their row, and rows may have different ones.
     """
     names = [
         name
@@ -412,11 +427,10 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def join_features(rows: Sequence[Inputs]) -> Inputs:
-    """Visual tokens of a batch from those of its rows.
+    """Join the visual tokens of rows to one batch.
 
     ``pooler_output`` is a tensor or a list with an entry for each image; other lists
-    have an entry for each layer. Where a model has it otherwise, ``self_check`` finds
-    out.
+    have an entry for each layer. ``self_check`` finds models that differ.
     """
 
     fields: dict[str, Any] = {}

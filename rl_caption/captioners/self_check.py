@@ -1,9 +1,10 @@
-"""What of this package's ways to score and to sample is exact for a model of Transformers.
+"""Self-check: which of this package's ways to score and sample captions are exact for a
+model of Transformers.
 
 When a model is loaded, and again after ``adapt``, captions of two images are scored and
 decoded in every way from the fastest on, and compared with the logits that the model's
-own ``generate`` draws from, one image alone and the caption forced. No table of models
-is needed, and none is trusted.
+own ``generate`` draws from, with one image at a time and the caption forced. No table
+of models is needed or trusted.
 """
 
 from __future__ import annotations
@@ -45,16 +46,20 @@ logger = logging.getLogger(__name__)
 FOLDER = "RL_CAPTION_CHECKS"
 """Environment variable: the folder in which verdicts are kept."""
 TOLERANCE = 1e-3
-"""Largest difference of log-probabilities in float32."""
+"""Largest accepted difference of log-probabilities in float32, in nats."""
 LOW_PRECISION_TOLERANCE = 0.3
-"""In a lower precision: at most this, and three times what ``generate`` differs from itself."""
+"""In a lower precision, three times the difference of ``generate`` from itself is
+accepted, but at most this.
+"""
 WINDOW = 5
 """Length of sliding windows during the check, so that its short captions cross them."""
 TEXTS = ("a dog runs on the green grass", "two people wait for a red train")
 """Captions that are compared, of ``TOKENS`` tokens each."""
 TOKENS = 3
 SIZES = ((64, 48), (96, 32))
-"""Width and height of the images: most models that cut images up cut these into different numbers."""
+"""Width and height of the two images. Models that tile images mostly cut them into
+different numbers of tiles.
+"""
 COSTS = {
     "batch": "image and prompt are read once for all captions",
     "rows": "images and prompts are read one by one",
@@ -65,13 +70,13 @@ COSTS = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
-        mode: the fastest exact one.
+        mode: the fastest exact mode.
         difference: the largest difference of log-probabilities, in nats.
         visual: names of the parameters that encoded images depend on.
-        unused: names of those that no caption depends on.
+        unused: names of the parameters that no caption depends on.
     """
 
     mode: Mode
@@ -84,10 +89,12 @@ VERDICT = TypeAdapter(Verdict)
 
 
 def check(captioner: HuggingFaceCaptioner) -> None:
-    """Compare the captioner's ways with Transformers' ``generate``; its policy gets the mode.
+    """Compare the captioner's modes with Transformers' ``generate``; its policy gets
+    the fastest exact mode.
 
     Raises:
-        CaptionerError: none is exact: samples would not be scored as they were drawn.
+        CaptionerError: no mode is exact: samples would not be scored as they were
+            drawn.
     """
     policy = captioner.policy
     device = _device(policy)
@@ -116,7 +123,9 @@ def check(captioner: HuggingFaceCaptioner) -> None:
 
 
 class _Check:
-    """One comparison: ``expected`` are the logits of ``generate`` for each row and caption."""
+    """One comparison; ``expected`` are the log-probabilities of ``generate`` for each
+    row and caption.
+    """
 
     def __init__(self, captioner: HuggingFaceCaptioner) -> None:
         self.captioner = captioner
@@ -130,7 +139,7 @@ class _Check:
         inputs = captioner.preprocess(self.rows)
         self.inputs: Inputs = {n: t.to(device) for n, t in inputs.items()}
         self.ids = torch.tensor([self.captions] * len(self.rows), device=device)
-        """[B, K, T]"""
+        """Token ids of the captions, [B, K, T]."""
         self.alone = [policy.arguments(row) for _, row in by_rows(self.inputs)]
         if IMAGES not in self.inputs:
             self.alone = [policy.family.own_inputs(policy, **row) for row in self.alone]
@@ -214,8 +223,8 @@ class _Check:
         return torch.stack(output.logits, 1)
 
     def _scored(self) -> tuple[Tensor, Inputs]:
-        """Logits by teacher forcing, and the encoded images where the policy takes them:
-        of each row alone, as where the vision tower is frozen.
+        """Logits by teacher forcing, and the encoded images if the policy takes them.
+        Each row is encoded alone, as with a frozen vision tower.
         """
         encoded: Inputs = {}
         if self.policy.takes_features:
@@ -241,9 +250,10 @@ class _Check:
     def _dependencies(
         self, scored: Tensor, encoded: Inputs
     ) -> tuple[list[str], list[str]]:
-        """Names of the parameters that encoded images depend on, and of those that nothing does.
+        """Names of the parameters that encoded images depend on, and of the parameters
+        that nothing depends on.
 
-        An expert that these captions did not meet may be met by others.
+        Experts are left out of the latter: other captions may be routed to them.
         """
         parameters = dict(self.policy.model.named_parameters())
         read = _leaves([scored])
@@ -270,7 +280,9 @@ def check_rows(prompted: bool) -> list[Row]:
 
 
 def _device(policy: Policy) -> torch.device:
-    """The GPU of this process where the policy has room on it, else where it is."""
+    """This process's GPU, if the policy is on the CPU and has room on the GPU; else the
+    policy's device.
+    """
     home = policy.start.device
     if home.type == "cpu" and torch.cuda.is_available():
         needed = 2 * policy.model.get_memory_footprint()
@@ -281,8 +293,9 @@ def _device(policy: Policy) -> torch.device:
 
 @contextmanager
 def _prepared(policy: Policy, device: torch.device) -> Iterator[None]:
-    """Within, the policy is on ``device``, products in float32 are not rounded to TF32,
-    windows are short, adapters do something, and every weight asks for a gradient.
+    """Context in which the policy is on ``device``, products in float32 are not rounded
+    to TF32, windows are short, adapters do something, and every weight asks for a
+    gradient.
     """
     generator = torch.Generator().manual_seed(0)
     backends: Any = torch.backends

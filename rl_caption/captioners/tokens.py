@@ -1,5 +1,5 @@
-"""Token ids of captions: which of them count, which prefixes they share, which may not
-be generated, and how one is drawn.
+"""Token ids of captions: the mask of tokens that count, shared prefixes, forbidden
+tokens, and sampling.
 """
 
 from collections.abc import Sequence
@@ -43,7 +43,8 @@ def unique_prefixes(token_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         token_ids: [B, K, L].
-        mask: [B, K, L], True for the first tokens of each caption, those that count.
+        mask: [B, K, L], True for the tokens of each caption that count, which come
+            first.
 
     Returns:
         ``first`` [B, K, L], True for the U tokens of ``mask`` whose prefix no earlier caption of

@@ -245,8 +245,8 @@ class TransformerCaptioner(Captioner):
         mask: Tensor | None = None,
         node: Tensor | None = None,
     ) -> Tensor:
-        """See ``Captioner``. ``mask`` and ``node`` are of ``unique_prefixes``; without
-        ``node``, ``mask`` is True for the first tokens of each caption.
+        """See ``Captioner``. ``mask`` and ``node`` are as from ``unique_prefixes``;
+        without ``node``, ``mask`` is True for the first tokens of each caption.
         """
         flat = token_ids.flatten(0, 1)
         start = torch.full_like(flat[:, :1], self.bos_token_id)

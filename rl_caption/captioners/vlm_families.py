@@ -41,16 +41,16 @@ versions and some models have none, and encode their images in every pass.
 
 
 class VisionLanguageFamily:
-    """How a model reads its prompt, and what of it is trained by default. B images, P
-    tokens of a prompt.
+    """How a model reads its prompt, and which parts of it are trained by default. B
+    images, P tokens of a prompt.
 
     Attributes:
         name: the model's ``model_type``.
-        default_prompt: the prompt of a model for which none is named.
+        default_prompt: prompt that is used if none is given.
         chat_prompts: whether prompts are made by the processor's chat template.
         first_position: position of the first token, without M-RoPE.
         text_model: name of the submodule that reads tokens after the prompt.
-        wanted: arguments that the model wants named, also where there are none.
+        wanted: arguments that the model requires in every call, with their defaults.
         lora_targets, frozen and others: as in ``hf_families.Family``.
     """
 
@@ -69,7 +69,9 @@ class VisionLanguageFamily:
         self.name = model_type
 
     def image_inputs(self, model: Any) -> frozenset[str]:
-        """Names of the inputs that visual tokens are made of; none where the model takes none."""
+        """Names of the inputs that visual tokens are made of; empty if the model takes
+        no visual tokens.
+        """
         reads = getattr(model.base_model, "get_image_features", None)
         for module in (model, model.base_model):
             if ENCODED not in inspect.signature(module.forward).parameters:
@@ -79,7 +81,9 @@ class VisionLanguageFamily:
     def conventions(
         self, model: Any, processor: Any, tokenizer: Any, prompt: Prompt
     ) -> Conventions:
-        """Captions end as an answer does; none contains another special token."""
+        """Special tokens: captions end as an answer does, and contain no other special
+        token.
+        """
         ends, unwritten = special_tokens(processor, model)
         eos = self.end(model, processor, prompt, ends)
         pad = first_token(tokenizer.pad_token_id, ends[0])
@@ -88,9 +92,9 @@ class VisionLanguageFamily:
         return Conventions((), eos, pad, vocabulary, (*others, *unwritten))
 
     def end(self, model: Any, processor: Any, prompt: Prompt, ends: list[int]) -> int:
-        """The one of ``ends`` that the chat template puts after an answer, or else the
-        first, the tokenizer's: the token ids of InstructBLIP's configurations do not
-        fit its tokenizers.
+        """The token of ``ends`` that the chat template puts after an answer, or else
+        the first, the tokenizer's EOS (the token ids of InstructBLIP's configurations
+        do not fit its tokenizers).
         """
         closing: Sequence[int] = ()
         if self.chat_prompts:
@@ -99,7 +103,9 @@ class VisionLanguageFamily:
         return next((token for token in closing if token in ends), ends[0])
 
     def before(self, processor: Any, prompt: Prompt) -> tuple[str, str]:
-        """Text that a caption's tokens follow in one piece, and what stands between the two."""
+        """Text that is tokenised in one piece with the caption after it, and the
+        separator of the two.
+        """
         return "", self._reply(processor, prompt)[0]
 
     def inputs(
@@ -176,7 +182,7 @@ class VisionLanguageFamily:
 
 
 REPLY = "CAPTION"
-"""Stands for a caption when a chat template is asked what surrounds one."""
+"""Placeholder for a caption, to find what a chat template puts around an answer."""
 
 
 class PlainPrompt(VisionLanguageFamily):
@@ -210,7 +216,7 @@ class PaliGemma(PlainPrompt):
     def inputs(
         self, processor: Any, messages: Messages, images: Sequence[Image.Image]
     ) -> Inputs:
-        """Of the prompt alone, so that ``token_type_ids`` are those of a prefix."""
+        """Inputs of the prompt alone, so that ``token_type_ids`` mark it as a prefix."""
         text = "<image>" * len(images) + text_of(messages)
         made = processor(text=[text], images=[list(images)], return_tensors="pt")
         return {name: value for name, value in made.items() if name != "labels"}
@@ -256,7 +262,7 @@ class Git(PlainPrompt):
     def inputs(
         self, processor: Any, messages: Messages, images: Sequence[Image.Image]
     ) -> Inputs:
-        """Without the [SEP] after the prompt."""
+        """Inputs without the [SEP] after the prompt."""
         inputs = super().inputs(processor, messages, images)
         texts = {name: inputs[name][:, :-1] for name in ("input_ids", "attention_mask")}
         return {"pixel_values": inputs["pixel_values"], **texts}
@@ -273,7 +279,7 @@ FAMILIES: dict[str, type[VisionLanguageFamily]] = {
 
 
 def special_tokens(processor: Any, model: Any) -> tuple[list[int], list[int]]:
-    """Tokens that may end an answer, the tokenizer's EOS first; and the special ones
+    """Tokens that may end an answer, the tokenizer's EOS first; and the special tokens
     that no answer may contain.
 
     An image token without its image could not be scored. The model's other ends come

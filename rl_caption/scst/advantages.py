@@ -2,11 +2,11 @@
 Pure functions of tensors.
 
 ``rewards`` are [B, K] of the B images of a whole step, of all micro-batches and
-processes, in the order of the step's batch; ``greedy_rewards`` [B] or None are those of
-the greedy captions.
+processes, in the order of the step's batch; ``greedy_rewards`` [B] are the rewards of
+the greedy captions, or None.
 
-Means are taken in float64, where those of equal float32 rewards are exact: a group of
-equal rewards has advantage 0, not 1e-7, of which Adam would make a whole step.
+Means are taken in float64, in which the mean of equal float32 rewards is exact: a group
+of equal rewards has advantage 0, not 1e-7, which Adam would turn into a whole step.
 """
 
 from collections.abc import Callable, Mapping, Sequence

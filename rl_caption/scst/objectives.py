@@ -36,8 +36,8 @@ SEAM = 6
 function are its options.
 """
 CHUNK = 2**22
-"""Logits that are processed at a time: with all of a batch, each of several passes
-would go through main memory.
+"""Number of logits that are processed at a time: with a whole batch, each of several
+passes would go through main memory.
 """
 
 
@@ -66,17 +66,17 @@ class Objective(Protocol):
                 in nats; 0 after EOS.
             old_logprobs: [B, K, L], under the policy that sampled; in the first update
                 of a rollout equal to ``logprobs``.
-            ref_logprobs: [B, K, L], under the frozen starting policy; None where there is none.
+            ref_logprobs: [B, K, L], under the frozen starting policy; None without a
+                starting policy.
             mask: [B, K, L], True up to and including EOS.
             scores: rewards of the samples [B, K] and of the greedy captions [B] | None.
             advantages: [B, K].
 
         Returns:
-            Sum and count are scalars, and the loss is the sum divided by the count, both added up
-            over the global
-            batch. Or both are [T]: then the loss is the sum of T such means. The count must not
-            depend on the log-probabilities, because it is asked for before the first forward pass
-            of the loss.
+            Sum and count are scalars, and the loss is the sum divided by the count,
+            both added up over the global batch. Or both are [T]: then the loss is the
+            sum of T such means. The count must not depend on the log-probabilities,
+            because it is asked for before the first forward pass of the loss.
         """
         ...
 
@@ -88,8 +88,8 @@ class Reinforce:
 
     Divided by the number of tokens, REINFORCE is the token mean of
     self-critical.pytorch (a long caption counts more); divided by the number of
-    captions, it is the sequence mean of ExpansionNet v2 and SacreEOS. The two differ by
-    about the caption length, and the learning rate goes with them.
+    captions, it is the sequence mean of ExpansionNet v2 and SacreEOS. The losses differ
+    by a factor of about the caption length, and so do suitable learning rates.
     """
 
     loss_reduction: LossReduction = "token"
@@ -109,8 +109,8 @@ class Reinforce:
         scores: Scores,
         advantages: Tensor,
     ) -> tuple[Tensor, Tensor, Metrics]:
-        """See ``Objective``. Logs ``loss/policy`` and what ``policy_sum`` does; the KL
-        penalty is a term of its own.
+        """See ``Objective``. Logs ``loss/policy`` and the values of ``policy_sum``; the
+        KL penalty is a term of its own.
         """
         tokens = mask.sum()
         count = tokens if self.loss_reduction == "token" else mask.any(-1).sum()
@@ -141,13 +141,13 @@ class Reinforce:
 class PpoClip(Reinforce):
     """PPO's clipped surrogate (Schulman et al. 2017, eq. 7), without a critic, for
     several updates on one rollout. With the advantage ``group_norm`` it is GRPO's (Shao
-    et al. 2024), but for its mean over captions of means over tokens.
+    et al. 2024), except for GRPO's mean over captions of means over tokens.
 
-    - sum min(w A, clip(w, 1 - clip_low, 1 + clip_high) A) over tokens, w = pi(token) /
-    pi_old(token), pi_old the policy that sampled. A token of positive advantage has no
-    gradient once w is above 1 + ``clip_high``, one of negative advantage once w is
-    below 1 - ``clip_low``. In the first update w is 1, and the gradient is that of
-    ``Reinforce``.
+    The loss is the sum over tokens of -min(w A, clip(w, 1 - clip_low, 1 + clip_high)
+    A), with w = pi(token) / pi_old(token) and pi_old the policy that sampled. A token
+    of positive advantage has no gradient once w is above 1 + ``clip_high``, a token of
+    negative advantage once w is below 1 - ``clip_low``. In the first update w is 1, and
+    the gradient equals ``Reinforce``'s.
     """
 
     clip_low: Annotated[float, Field(gt=0, le=1)] = 0.2
@@ -156,8 +156,8 @@ class PpoClip(Reinforce):
     def policy_sum(
         self, logprobs: Tensor, old_logprobs: Tensor, weights: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """See ``Reinforce``. Logs how far the policy went from the one that sampled,
-        over tokens: ``policy/ratio``, ``policy/clip_fraction``, ``policy/approx_kl``.
+        """See ``Reinforce``. Logs, over tokens, how far the policy went from the policy
+        that sampled: ``policy/ratio``, ``policy/clip_fraction``, ``policy/approx_kl``.
         """
         log_ratio = logprobs - old_logprobs
         ratio = log_ratio.exp()
@@ -185,10 +185,10 @@ class Dico:
     """Direct CLIP-based optimization (Moratelli et al. 2024): the best sample against
     the others, as a classification.
 
-    - log sigmoid(``beta`` (D(u*) - sum_i gamma_i D(u_i))) over the other samples u_i, with D(u) =
-    log pi(u) / pi_ref(u) (sums over tokens), pi_ref the starting policy, and gamma =
-    softmax(gap / ``temperature``) over the u_i, so that the worst weigh most.
-    docs/scst.md says what is not known of the original.
+    The loss is -log sigmoid(``beta`` (D(u*) - sum_i gamma_i D(u_i))) over the other
+    samples u_i, with D(u) = log pi(u) / pi_ref(u) (sums over tokens), pi_ref the
+    starting policy, and gamma = softmax(gap / ``temperature``) over the u_i, so that
+    the worst weigh most. docs/scst.md says what is not known of the original.
     """
 
     beta: PositiveFloat = 0.2
@@ -224,9 +224,9 @@ class Dico:
 
 
 def structured_objective(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Objective:
-    """The objective whose losses of B images [B] are ``loss(s, best, gaps)``: those of
-    Edunov et al. 2018, "Classical structured prediction losses for sequence to sequence
-    learning" (equations of fig. 1).
+    """Make the objective whose losses [B] of B images are ``loss(s, best, gaps)``,
+    after Edunov et al. 2018, "Classical structured prediction losses for sequence to
+    sequence learning" (equations of fig. 1).
 
     The cost of a sample is its gap [B, K]; ``s`` [B, K] is its score, the mean
     log-probability of its tokens up to and including EOS; ``best`` [B, 1] is the index
@@ -241,7 +241,7 @@ def structured_objective(loss: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Ob
         scores: Scores,
         advantages: Tensor,
     ) -> tuple[Tensor, Tensor, Metrics]:
-        """See ``structured_objective``; its own docstring is that of ``loss``."""
+        """See ``structured_objective``; the docstring of ``loss`` replaces this one."""
         rows, best, gaps = gaps_to_best(scores.samples)
         total, images = (
             loss(((logprobs * mask).sum(-1) / mask.sum(-1))[rows], best, gaps).sum(),
@@ -284,8 +284,8 @@ def softmax_margin(s: Tensor, best: Tensor, gaps: Tensor) -> Tensor:
 
 
 def gaps_to_best(rewards: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mask [B] of the images whose samples have different rewards; of these, the index
-    of u* [., 1] and gaps [., K].
+    """Mask [B] of the images whose samples have different rewards; for these images,
+    the index [., 1] of u* and the gaps [., K].
     """
     highest, best = rewards.max(1, keepdim=True)
     gaps = highest - rewards
@@ -342,7 +342,8 @@ def sum_and_count(
     scores: Scores,
     advantages: Tensor,
 ) -> tuple[Tensor, Tensor, Metrics]:
-    """What ``objective`` returns for a micro-batch (see ``Objective``).
+    """Call ``objective`` on a micro-batch, and check what it returns (see
+    ``Objective``).
 
     Raises:
         ConfigError: it is from outside this package and failed, or returned something else.
@@ -369,8 +370,9 @@ def kl_to_reference(logprobs: Tensor, reference_logprobs: Tensor) -> Tensor:
     k3 estimator, unbiased and never negative (Schulman 2020, "Approximating KL
     divergence"): exp(d) - d - 1, d = log ref - log policy.
 
-    For logs; as a loss its gradient is that of another divergence. In float64: after a
-    far update d is above 88, where exp overflows float32, and near 0 the terms cancel.
+    [...], [...] -> [...] float64. For logs; as a loss it would have the gradient of
+    another divergence. In float64: after a far update d is above 88, where exp
+    overflows float32, and near 0 the terms cancel.
     """
     difference = (reference_logprobs - logprobs).double()
     return difference.expm1() - difference

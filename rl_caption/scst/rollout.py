@@ -1,4 +1,4 @@
-"""Rollouts: K sampled captions of each image, and the greedy one where the baseline
+"""Rollouts: K sampled captions of each image, and the greedy caption where the baseline
 needs it; their rewards.
 """
 
@@ -50,7 +50,7 @@ def sample_captions(
     seed: int,
     step: int,
 ) -> Rollout:
-    """Draw K captions of each of B images (and the greedy ones, if ``decoding`` asks
+    """Draw K captions of each of B images (and greedy captions, if ``decoding`` asks
     for them) from ``policy``.
 
     With beam search, its K candidates stand for the samples. Tensors of the rollout are
@@ -101,8 +101,8 @@ def with_greedy_captions(
 ) -> Rollout:
     """``rollout`` with the greedy caption of each image, decoded without dropout.
 
-    So does self-critical.pytorch decode its baseline, while dropout stays on for the
-    samples. ``batch`` has images, not the states that dropout changed.
+    self-critical.pytorch decodes its baseline in this way, while dropout stays on for
+    the samples. ``batch`` has images, not states that dropout changed.
     """
     greedy = decoding.replace(num_samples=0, temperature=1.0)
     with dropout_off(policy):
@@ -117,8 +117,8 @@ def with_greedy_captions(
 def term_scores(
     reward: MixedReward, rollout: Rollout, batch: CaptionBatch
 ) -> dict[str, list[float]]:
-    """Raw scores of every term: those of the B·K samples, then, where there are any, of
-    the B greedy captions.
+    """Raw scores of every term (log key -> scores): of the B·K samples, then of the B
+    greedy captions, if there are any.
 
     Raises:
         RewardError: a term failed, returned another number of scores, or a score that
@@ -147,9 +147,10 @@ def score_rollouts(
 
     With ``normalize: per_term``, a term is normalised by the mean and standard
     deviation of all samples of the step (of all micro-batches and processes; equal on
-    each of them to the bit). With ``per_group``, by those of the K samples of the same
-    image (Liu et al. 2026, GDPO, before its normalisation over the batch). The greedy
-    caption is normalised by the same two numbers as the samples.
+    each of them to the bit). With ``per_group``, it is normalised by the mean and
+    standard deviation of the K samples of the same image (Liu et al. 2026, GDPO, before
+    its normalisation over the batch). The greedy caption is normalised by the same two
+    numbers as the samples.
 
     Raises:
         RewardError: as for ``term_scores``.
@@ -231,10 +232,11 @@ def log_rollout(
     """Add a rollout's rewards, advantages and caption statistics to ``log``; every key
     is defined in docs/metrics.md.
 
-    ``tokenizer``, of ``rewards.text.tokenize.TOKENIZERS``, is that of the statistics.
+    ``tokenizer``, one of ``rewards.text.tokenize.TOKENIZERS``, splits captions for the
+    statistics.
 
     Returns:
-        One record an image for ``samples.jsonl``: samples, rewards, greedy caption.
+        One record per image for ``samples.jsonl``: samples, rewards, greedy caption.
     """
     records = []
     for batch, rollout, score, advantage in zip(

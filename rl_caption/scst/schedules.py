@@ -1,4 +1,5 @@
-"""What changes over the steps of a run: weights of reward terms, and the sampling temperature.
+"""Schedules over the steps of a run: weights of reward terms, and the sampling
+temperature.
 
 Schedules are pure functions of the step, so a resumed run needs no state for them.
 """
@@ -17,7 +18,8 @@ def factor_at(points: Points, step: int) -> float:
     """The factor at ``step`` (from 0): linear between two points, constant before the
     first and after the last one.
 
-    Of points with the same step the last one counts from that step on. Without points it is 1.
+    Of points with the same step the last one counts from that step on. Without points
+    the factor is 1.
     """
     if not points:
         return 1.0

@@ -47,18 +47,20 @@ class MicroBatch:
 
     batch: CaptionBatch
     encoded: CaptionBatch
-    """The same batch, whose inputs are the image encoder's outputs where the encoder
-    need not run again.
+    """The same batch, with the image encoder's outputs as inputs if the encoder need
+    not run again.
     """
     rollout: Rollout
     scores: Scores
     advantages: Tensor
-    """[B, K]"""
+    """Advantages of the samples, [B, K]."""
     old_logprobs: Tensor | None = None
-    """[B, K, L] of the policy that sampled, kept from the first update."""
+    """Log-probabilities [B, K, L] of the sampled tokens in nats, under the policy that
+    sampled; kept from the first update.
+    """
     ref_logprobs: Tensor | None = None
-    """[B, K, L] of the frozen starting policy, also computed in the first update; None
-    without such a policy.
+    """The same under the frozen starting policy, also computed in the first update;
+    None without a starting policy.
     """
 
 
@@ -77,7 +79,7 @@ class SelfCriticalTask:
             receives; None if it needs none.
         xe_weight: weight of the cross-entropy on the references (a token mean), which
             is added to the objective.
-        label_smoothing: of that cross-entropy.
+        label_smoothing: label smoothing of the cross-entropy.
         updates_per_rollout: optimizer updates on the samples of one step.
         weight_schedules: reward term -> (step, factor) points of its weight.
         temperature_schedule: (step, factor) points of the sampling temperature.
@@ -126,8 +128,7 @@ class SelfCriticalTask:
                     batches, encoded, rollouts, scores, advantages, strict=True
                 )
             ]
-            # Losses are means over the global batch, so what they divide by comes before any
-            # backward pass.
+            # Losses are means over the global batch, so their counts come before any backward pass.
             count = global_count(
                 self.accelerator,
                 torch.stack([self._count(micro) for micro in micros]).sum(0),
@@ -158,7 +159,7 @@ class SelfCriticalTask:
                         self.reward.tokenizer,
                     )
                 yield log
-                for micro in micros:  # the weights are others now
+                for micro in micros:  # the weights have changed
                     micro.encoded = _without_graph(micro)
                 log, scored = Averages(), time.perf_counter()
 
@@ -195,8 +196,8 @@ class SelfCriticalTask:
     def _sample_batch(
         self, batch: CaptionBatch, encoded: CaptionBatch, decoding: Decoding, step: int
     ) -> Rollout:
-        """Sample the captions of a micro-batch; with dropout, the greedy ones are
-        decoded apart, without it.
+        """Sample the captions of a micro-batch; with dropout, greedy captions are
+        decoded apart, without dropout.
         """
         captioner, policy = self.captioner, self.captioner.policy
         apart = self.dropout and decoding.with_greedy
@@ -227,8 +228,8 @@ class SelfCriticalTask:
 
     @torch.no_grad()
     def _count(self, micro: MicroBatch) -> Tensor:
-        """What the objective divides by, a scalar or [T]; it may not depend on
-        log-probabilities, so zeros do.
+        """Count that the objective divides by, a scalar or [T]. It may not depend on
+        log-probabilities, so zeros stand for them.
         """
         mask = micro.rollout.mask
         zeros = torch.zeros(mask.shape, device=mask.device)
@@ -280,7 +281,7 @@ class SelfCriticalTask:
         entropies [P] of the P tokens.
         """
         mask, row = rollout.mask, None
-        if self.dropout:  # scored once for all captions that share it, a prefix would lose the same units for all
+        if self.dropout:  # a prefix that is scored once would lose the same units for all its captions
             logits = self.captioner.token_logits(
                 model, batch.inputs, rollout.token_ids, mask
             )
@@ -294,8 +295,9 @@ class SelfCriticalTask:
         return logprobs.new_zeros(mask.shape).masked_scatter(mask, logprobs), entropy
 
     def _ref_logprobs(self, batch: CaptionBatch, rollout: Rollout) -> Tensor | None:
-        """Log-probabilities of the starting policy, in the policy's precision: equal
-        weights have no divergence.
+        """Log-probabilities [B, K, L] under the starting policy, in the policy's
+        precision, so that equal weights have no divergence; None without a starting
+        policy.
         """
         if self.ref_policy is None:
             return None

@@ -72,11 +72,13 @@ FREE_TO_CHANGE = (
     "train.threads",
     "train.micro_batch_size",
 )
-"""Configuration keys that do not change what is computed."""
+"""Configuration keys, or beginnings of keys, that do not change what is computed."""
 RECORDED = re.compile(
     "ACCELERATE_|ATEN_|CU|DNNL_|MKL_|NCCL_|NVIDIA_|OMP_|ONEDNN_|TORCH"
 )
-"""Names of variables that choose kernels, and so the last digits."""
+"""Beginnings of the names of environment variables that choose kernels, and so the last
+digits.
+"""
 SUMMARY = {
     "loss/total": "",
     "loss/xe": " nats",
@@ -231,7 +233,7 @@ def load_moments(
                 key: value if key == "step" else value.to(parameter)
                 for key, value in values.items()
             }
-        # There is none after another precision: fp16 then starts with a fresh one.
+        # A checkpoint of another precision has none: fp16 then starts with a fresh one.
         if accelerator.scaler is not None and (path / SCALER_NAME).is_file():
             scale = torch.load(path / SCALER_NAME, weights_only=True)
             accelerator.scaler.load_state_dict(scale)
@@ -240,9 +242,9 @@ def load_moments(
 def load_random_states(accelerator: Accelerator, path: Path, processes: int) -> None:
     """Restore the random states of this process. Called by every process.
 
-    A run of another number of processes than the ``processes`` that wrote the
-    checkpoint goes on with other dropout masks. Raises CheckpointError where its own
-    states cannot be restored: Accelerate alone would go on silently.
+    If another number of processes wrote the checkpoint (``processes``), the run goes on
+    with other dropout masks. Raises CheckpointError where this process's states cannot
+    be restored: Accelerate alone would go on silently.
     """
     if processes != accelerator.num_processes:
         print_main(
@@ -304,8 +306,8 @@ def newest_checkpoint(folder: Path) -> Path | None:
 def prune(folder: Path, keep: int, newest: Path) -> None:
     """Remove all but the ``keep`` newest intact checkpoints up to ``newest``.
 
-    Those of later steps belong to a continuation that was given up: the run went on
-    from an older checkpoint.
+    Checkpoints of later steps belong to a continuation that was given up: the run went
+    on from an older checkpoint.
     """
     steps = sorted(folder.glob("step-*"), reverse=True)
     intact = [path for path in steps if path <= newest and damage(path) is None]
@@ -382,10 +384,10 @@ def find_checkpoint(settings: Mapping[str, Any]) -> Path | None:
     """The checkpoint to resume from, or None to start; ``settings`` are a configuration as JSON.
 
     Raises:
-        CheckpointError: the folder holds a run and ``run.resume`` is false, or a run of
-            another configuration and it is ``auto``; it is the path of something else
-            than an intact checkpoint; or all checkpoints are damaged, unless it is
-            false.
+        CheckpointError: the folder holds a run and ``run.resume`` is false; it holds a
+            run of another configuration and ``run.resume`` is ``auto``; ``run.resume``
+            is a path without an intact checkpoint; or all checkpoints are damaged,
+            unless ``run.resume`` is false.
     """
     options = settings["run"]
     folder, resume = Path(options["dir"]), options["resume"]
@@ -425,7 +427,9 @@ def computed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Differences in what is ``computed`` by two configurations, as ``key: old -> new``."""
+    """Differences between the ``computed`` values of two configurations, as ``key: old
+    -> new``.
+    """
     old, new = computed(old), computed(new)
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
@@ -435,7 +439,9 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str
 
 
 def changed_keys(saved: Path, settings: Mapping[str, Any]) -> list[str]:
-    """``changed_settings`` of a saved configuration and one as JSON."""
+    """``changed_settings`` of a saved configuration file and of a configuration as
+    JSON.
+    """
     return changed_settings(read_yaml(saved, CheckpointError), settings)
 
 

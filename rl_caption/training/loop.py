@@ -16,7 +16,7 @@ from rl_caption.training.run import Run
 
 
 class Task(Protocol):
-    """What one step does; the loop does the rest."""
+    """A training task: what one step does. The loop does the rest."""
 
     name: str
     samples: list[dict[str, Any]]
@@ -31,7 +31,8 @@ class Task(Protocol):
 
 
 Validate = Callable[[int, Mapping[str, float]], Validation]
-"""From a step, and what its newest step logged, to a verdict on the model. Called by every process.
+"""(step, values that this step logged) -> result of a validation. Called by every
+process.
 """
 
 
@@ -48,9 +49,9 @@ def train(
     """Train a restored run to its end, or to SIGTERM, SIGINT or SIGHUP; return the counters.
 
     ``collate`` makes a micro-batch of (row, step) pairs; ``export`` writes the model to
-    a folder. The best model by ``metric``, which is ``measured`` so (``Run.start``), is
-    in ``export/best``. ``validate_first``: before the first step, too, as the model to
-    start from is a trained one.
+    a folder. The best model by ``metric`` is in ``export/best``; ``measured`` says how
+    it is measured (``Run.start``). With ``validate_first``, a starting model that is
+    trained already is validated before the first step, too.
     """
     state = run.state
     run.start(task.name, metric, measured)
@@ -97,7 +98,7 @@ def train(
 
 
 def best_so_far(run: Run) -> str:
-    """Where ``export/best`` stands, in words."""
+    """Metric, step and folder of the best model, as a sentence for the log."""
     state = run.state
     value = f"{state.metric} {state.best_metric:.4f}{SUMMARY.get(state.metric, '')}"
     return f"best {value} at step {state.best_step}, in {run.folder / 'export/best'}"

@@ -71,7 +71,9 @@ CHECKED_IMAGES = ".checked_images.json"
 NOT_MEASURED = {"every", "max_images", "batch_size", "patience", "best_by"}
 """Options of validation that do not change the value of a metric on given images."""
 LOWEST_SCALE = 2**-8
-"""Loss scale at which fp16 gives up: it starts at 2^16, and an update that is skipped halves it."""
+"""Loss scale below which fp16 gives up; it starts at 2^16, and each skipped update
+halves it.
+"""
 
 
 class NonFiniteError(UserError, RuntimeError):
@@ -81,15 +83,16 @@ class NonFiniteError(UserError, RuntimeError):
 
 
 class Run:
-    """What a training holds besides its task.
+    """A training without its task: processes, data, model, optimizer, counters, logs.
 
     Attributes:
         train, eval, options: sections of its configuration; ``options`` is ``run``.
         accelerator: devices and processes.
-        folder: of the run, locked.
+        folder: folder of the run, locked.
         train_rows, val_rows: usable images.
         checkpoint: where the run goes on from; None at its start.
-        max_steps, eval_every, save_every: in steps; of epochs, each has at least one.
+        max_steps, eval_every, save_every: numbers of steps, at least 1 where epochs
+            were given.
         state: counters; ``restore`` sets them.
         model, optimizer: as prepared for all processes, after ``restore``.
         name, bar: the task's name and the progress bar, after ``start``.
@@ -134,18 +137,19 @@ class Run:
         notes: dict[str, Any] | None = None,
         decays: Callable[[str, Tensor], bool] | None = None,
     ) -> nn.Module:
-        """The network as prepared for all processes, in the state of the checkpoint if
-        there is one; so is its optimizer, AdamW.
+        """Prepare the network and its optimizer, AdamW, for all processes, in the state
+        of the checkpoint if there is one; return the prepared network.
 
         Args:
-            network: what is trained; its parameters that require a gradient.
+            network: network to train; parameters that require a gradient are trained.
             signature: what the numbers of the reward or teacher depend on.
             vocabulary: the model's tokens and their ids.
-            notes: values that outlive a restart; those of the checkpoint are put into it.
-            decays: whether the weight decay applies to a parameter, by its name; None: to all.
+            notes: values that outlive a restart; the checkpoint's values are put into
+                it.
+            decays: (name, parameter) -> whether weight decay applies; None: to all.
 
-        Raises CheckpointError where signature, vocabulary, data or configuration are
-        not those of the checkpoint.
+        Raises CheckpointError where signature, vocabulary, data or configuration differ
+        from the checkpoint's.
         """
         accelerator, checkpoint = self.accelerator, self.checkpoint
         splits = {"train": self.train_rows, self.eval.split: self.val_rows}
@@ -230,14 +234,15 @@ class Run:
         state.metric, state.measured = chosen
 
     def start(self, name: str, metric: str, measured: str) -> None:
-        """Say what is trained on what, write the run's configuration and environment,
+        """Print what is trained on what, write the run's configuration and environment,
         open its logs.
 
         Args:
-            name: of the task.
+            name: name of the task.
             metric: key of the validation metric that chooses the best model; higher is
                 better, but for ``LOSS``.
-            measured: what it depends on besides the model, the validation images and ``eval``.
+            measured: what the metric depends on besides the model, the validation
+                images and ``eval``.
         """
         self.name, accelerator, state = name, self.accelerator, self.state
         self.choose_best_by(metric, measured)
@@ -260,7 +265,7 @@ class Run:
             initial=self.start_step,
             desc=name,
             unit="step",
-            # None: off a terminal
+            # None: shown on a terminal only
             disable=None if accelerator.is_main_process else True,
         )
         if accelerator.is_main_process:
@@ -357,7 +362,7 @@ class Run:
         return train.lr * factors[train.schedule]
 
     def update(self, log: Averages) -> dict[str, float]:
-        """Clip the gradient, update the weights, and return what is logged of it.
+        """Clip the gradient, update the weights, and return the values to log.
 
         One seam for float32 and bf16, for fp16, whose scaler skips an update that
         overflowed, and for DeepSpeed, which clips and knows the norm in its own step.
@@ -381,7 +386,7 @@ class Run:
             self.optimizer.step()
         self.optimizer.zero_grad()
         if scaler is not None and accelerator.optimizer_step_was_skipped:
-            # It counts all the same: its images have been seen, the schedule is one of the step.
+            # The step counts all the same: its images have been seen, and schedules go by steps.
             del metrics["grad/norm"]
             self.state.skipped += 1
             if scaler.get_scale() < LOWEST_SCALE:
@@ -443,13 +448,13 @@ class Run:
         )
 
     def any_process(self, asked: bool) -> bool:
-        """Whether it is so in any process: all must stop at the same step."""
+        """Whether ``asked`` is true in any process: all must stop at the same step."""
         if asked:
             self.accelerator.set_trigger()
         return self.accelerator.check_trigger()
 
     def is_best(self, value: float) -> bool:
-        """Whether a validation has the best value so far, which is then kept."""
+        """Whether a validation has the best value so far; if so, ``state`` keeps it."""
         state, best = self.state, self.state.best_metric
         is_lower = state.metric == LOSS
         if best is None or (value < best if is_lower else value > best):
@@ -488,9 +493,9 @@ class Run:
 def parameter_groups(
     model: nn.Module, weight_decay: float, decays: Callable[[str, Tensor], bool] | None
 ) -> list[dict[str, Any]]:
-    """Optimizer groups of (name, parameter), with and without weight decay, none of
-    them empty. ``decays`` tells by name and parameter whether it has decay; None: all
-    have.
+    """Optimizer groups of (name, parameter), with and without weight decay; empty
+    groups are left out. ``decays`` tells by name and parameter whether weight decay
+    applies; None: to all.
     """
     groups: dict[float, list[tuple[str, Tensor]]] = {}
     for name, value in model.named_parameters():

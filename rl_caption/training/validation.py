@@ -60,7 +60,7 @@ def decode_candidates(
         range(0, len(share), decoding.batch_size),
         desc=progress,
         unit="batch",
-        # None: off a terminal
+        # None: shown on a terminal only
         disable=None if progress and accelerator.is_main_process else True,
     )
     decoded: list[tuple[str, list[Candidate]]] = []
@@ -115,14 +115,15 @@ def validate_captions(
     """Caption the validation images and score the captions. Called by every process.
 
     Captions are written to ``eval/step-N/predictions.json`` in COCO result format, the
-    scores of the monitor's judges of every image to ``eval/step-N/judges.json``.
+    scores of every image by the monitor's judges to ``eval/step-N/judges.json``.
 
     Args:
-        run: its validation images, its folder.
-        captioner, decoding: whose policy is validated, and how it captions.
+        run: the run, for its validation images and its folder.
+        captioner, decoding: the captioner whose policy is validated, and how it
+            decodes.
         tokenizer: name of the tokenizer of CIDEr-D and of lengths.
-        monitor: of reward hacking; it may end the run.
-        step: the policy's.
+        monitor: monitor of reward hacking, which may end the run; or None.
+        step: step that the policy has reached.
         logged: what the newest step logged.
     """
     accelerator, rows = run.accelerator, run.val_rows

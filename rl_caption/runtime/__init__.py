@@ -1,3 +1,3 @@
-"""What every other folder stands on: errors, options of user code, what flows through a
-step, processes and engines.
+"""Foundations of the other folders: errors, options of user code, data types of a
+training step, processes and engines.
 """

@@ -1,7 +1,7 @@
 """Devices, processes, and the engine that trains: plain Accelerate (one process, or
 DDP) or DeepSpeed (``zero.py``).
 
-Functions take the accelerator and the model as it prepared it; those that exchange
+Functions take the accelerator and the model as it prepared it; functions that exchange
 tensors are called by every process.
 """
 
@@ -53,10 +53,10 @@ def print_main(accelerator: Any, text: str) -> None:
 
 
 def build_accelerator(train: TrainConfig, run: RunConfig) -> Accelerator:
-    """Devices and processes, seeded.
+    """Set up devices, processes, precision and trackers, and seed random generators.
 
     Raises:
-        LaunchError: another number of processes trains than was asked for, or
+        LaunchError: another number of processes trains than was asked for, or as
             ``check_environment``.
         ConfigError: the mixed precision or the engine cannot do what ``train`` asks
             for, or a tracker is not installed.
@@ -164,7 +164,9 @@ def accelerator_kwargs() -> dict[str, Any]:
 
 
 def autocast(accelerator: Accelerator) -> AbstractContextManager[Any]:
-    """Mixed precision for what does not run through the prepared model, such as sampling."""
+    """Context of mixed precision for passes that bypass the prepared model, such as
+    sampling.
+    """
     if not uses_deepspeed(accelerator):
         return accelerator.autocast()
     enabled = "torch_autocast" in deepspeed_plugin(accelerator).deepspeed_config

@@ -48,7 +48,7 @@ naming = partial(rewards.base.naming, error=ConfigError, kept=(ConfigError,))
 that begins with ``where``.
 """
 KEPT = (UserError, rewards.base.RewardError)
-"""Errors that name what is wrong as they are."""
+"""Errors whose messages already name what is wrong."""
 errors_of_user_code = partial(
     rewards.base.errors_of_user_code, error=ConfigError, kept=KEPT
 )
@@ -56,7 +56,7 @@ errors_of_user_code = partial(
 ``ConfigError``: see ``rewards.base``.
 """
 EXPECTED = (*KEPT, OSError)
-"""What ends a program with one message and without a traceback."""
+"""Errors that end a program with one message and without a traceback."""
 
 
 OPTIONAL = {
@@ -123,12 +123,13 @@ def installed_version(package: str) -> str | None:
 
 @contextmanager
 def user_errors() -> Iterator[None]:
-    """End the program with code 1 and the message of an expected error, of one in code
-    that the configuration names, or the extra that brings a missing package.
+    """Context that ends the program with code 1 and a message for an expected error,
+    for an error in code that the configuration names, and for a missing optional
+    package, whose extra the message names.
 
-    So it ends where code of the user calls ``sys.exit``, whatever the code. Where the
-    reader of the output has gone (``| head``), it ends without a message, with the code
-    of SIGPIPE. Anything else is a defect and is raised.
+    A call of ``sys.exit`` in a user's code ends it in the same way, whatever the code.
+    Where the reader of the output has gone (``| head``), it ends without a message,
+    with the code of SIGPIPE. Anything else is a defect and is raised.
     """
     try:
         with errors_of_user_code(
@@ -140,7 +141,7 @@ def user_errors() -> Iterator[None]:
         if isinstance(error, BrokenPipeError):
             output = select.poll()
             output.register(sys.stdout, 0)  # errors alone
-            if output.poll(0):  # else it is of another pipe
+            if output.poll(0):  # else another pipe broke
                 # where Python flushes the rest at its end
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                 sys.exit(128 + signal.SIGPIPE)

@@ -127,7 +127,9 @@ def keep_freed_memory() -> None:
 def stop_signals_handled_by(
     handler: Callable[[int, FrameType | None], None],
 ) -> Iterator[None]:
-    """Inside, ``handler`` is called for ``STOP_SIGNALS``; ignored ones (``nohup``) stay ignored."""
+    """Inside, ``handler`` is called for ``STOP_SIGNALS``; ignored signals (``nohup``)
+    stay ignored.
+    """
     before = {}
     for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -144,8 +146,8 @@ def stop_requests(leave: bool = False) -> Iterator[Callable[[], bool]]:
     """Inside, the first of ``STOP_SIGNALS`` makes the yielded function return True.
 
     A second signal, ``SAME_REQUEST_SECONDS`` later or more, ends the process at once.
-    With ``leave``, the first one raises ``SystemExit``, so that ``finally`` blocks run.
-    Where the block ends after a SIGINT, ``KeyboardInterrupt`` is raised: a shell's
+    With ``leave``, the first signal raises ``SystemExit``, so that ``finally`` blocks
+    run. Where the block ends after a SIGINT, ``KeyboardInterrupt`` is raised: a shell's
     ``&&`` must not go on.
     """
     first: tuple[int, float] | None = None
@@ -181,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from accelerate.commands.launch import launch_command_parser
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    let_threads_sleep()  # those of the processes that it starts
+    let_threads_sleep()  # threads of the processes that it starts
     # torchrun's own handlers, which would kill the processes after a time, get another signal.
     os.environ["PET_SIGNALS_TO_HANDLE"] = "SIGQUIT"
     stopped: list[int] = []

@@ -52,7 +52,7 @@ class Section(BaseModel):
     )
 
     positional: ClassVar[str] = ""
-    """The key of the words of a command line that belong to no option."""
+    """Key that gets the words of a command line that belong to no option."""
 
     @classmethod
     def choose(cls, values: Mapping[str, Any]) -> type[Self]:
@@ -72,15 +72,18 @@ class Section(BaseModel):
 
 
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
-"""What Python, NumPy and PyTorch all accept."""
+"""Seed that Python, NumPy and PyTorch all accept."""
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
-"""Below, float32 cannot hold logits / temperature; above, it cannot distinguish forbidden tokens.
+"""Range of a sampling temperature: below it, float32 cannot hold logits / temperature;
+above it, forbidden tokens cannot be distinguished.
 """
 Temperature = Annotated[float, Field(ge=MIN_TEMPERATURE, le=MAX_TEMPERATURE)]
 LengthPenalty = Annotated[float, Field(ge=-100, le=100)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Probability = Annotated[float, Field(ge=0, lt=1)]
-"""Of dropout, smoothing or a running average: 1 would leave nothing."""
+"""Probability of dropout, smoothing or a running average, in [0, 1): 1 would leave
+nothing.
+"""
 
 
 def class_names(values: Mapping[str, Any]) -> list[str]:
@@ -127,14 +130,14 @@ def check_options(
     Args:
         target: a class or a function.
         skip: number of a function's first parameters that are not options.
-        name: of the target, for messages.
+        name: name of the target, for messages.
         kwargs: plain values, as a configuration has them.
-        key: where they stand.
-        beside: those that stand beside ``key``.
-        required: whether missing ones are wrong, too.
+        key: key whose value ``kwargs`` is.
+        beside: options that are keys beside ``key``, not inside it.
+        required: whether missing options are errors, too.
 
     Raises:
-        ConfigError: the first that is wrong.
+        ConfigError: an option is wrong; the message names the first.
     """
     options = options_of(target, skip)
     signature = inspect.Signature([*options.values()])

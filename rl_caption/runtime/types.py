@@ -1,4 +1,6 @@
-"""What flows through a training step. B images, K samples each, L tokens, EOS included."""
+"""Data types of a training step and its validation. B images, K samples each, L tokens,
+EOS included.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ class Batch(Protocol):
 
 @dataclass(frozen=True)
 class Validation:
-    """What a validation found."""
+    """Result of a validation."""
 
     metrics: dict[str, float]
     """``val/*`` and whatever else is to be logged; every process has the same."""
@@ -77,7 +79,7 @@ class CaptionBatch:
 
 @dataclass(frozen=True)
 class Rollout:
-    """Captions sampled from the policy, and the greedy ones where a baseline needs them."""
+    """Captions sampled from the policy, and greedy captions if a baseline needs them."""
 
     token_ids: Tensor
     """[B, K, L] sampled tokens, padded after EOS."""
@@ -103,16 +105,16 @@ class Scores(NamedTuple):
     """Rewards of a rollout."""
 
     samples: Tensor
-    """[B, K], float32"""
+    """Rewards of the samples, [B, K] float32."""
     greedy: Tensor | None
-    """[B], float32"""
+    """Rewards of the greedy captions, [B] float32; None without greedy captions."""
     terms: dict[str, list[float]] = {}
     """Raw scores of each reward term for the B·K samples."""
 
 
 @dataclass
 class TrainState:
-    """Where a run stands; saved with every checkpoint as JSON."""
+    """Progress of a run; saved with every checkpoint as JSON."""
 
     global_step: int = 0
     """Steps done: a step is one rollout in self-critical training, and one optimizer
@@ -140,7 +142,7 @@ class TrainState:
     data: dict[str, str] = field(default_factory=dict)
     """``data.fingerprint`` of the training and validation images."""
     configuration: dict[str, Any] = field(default_factory=dict)
-    """The resolved configuration, less what changes nothing."""
+    """The resolved configuration, without keys that do not change what is computed."""
     notes: dict[str, Any] = field(default_factory=dict)
     """Values of the task that outlive a restart, such as the starting policy's caption statistics.
     """

@@ -56,7 +56,7 @@ def configure_deepspeed(
     accelerator: Accelerator, precision: str, train: TrainConfig
 ) -> None:
     """Set DeepSpeed's precision (autocast over float32 weights), optimizer, batch sizes
-    and clipping to those of ``train``. Raises ConfigError for what it cannot do.
+    and clipping from ``train``. Raises ConfigError for what DeepSpeed cannot do.
     """
     engine = engine_of(accelerator)
     if engine in ("plain", "zero0"):
@@ -182,8 +182,8 @@ def trained_parameters(
 def full_state(
     accelerator: Accelerator, model: nn.Module, optimizer: Any
 ) -> tuple[dict[str, Tensor], Moments]:
-    """Full weights, each tied one once, and Adam's moments, on the CPU of the main
-    process, empty on others. All-gathers one parameter at a time.
+    """Full weights, tied weights once, and Adam's moments, on the CPU of the main
+    process; empty on other processes. All-gathers one parameter at a time.
     """
     import deepspeed
     from deepspeed.utils import safe_get_full_optimizer_state

@@ -1,3 +1,3 @@
-"""The watch over reward hacking: the rule, the monitor that applies it at every
+"""Detection of reward hacking: the rule, the monitor that applies it at every
 validation, its held-out judges.
 """

@@ -1,4 +1,4 @@
-"""Configuration of what watches for hacking of the reward; a part of ``ScstConfig``."""
+"""Configuration of the detection of reward hacking; a part of ``ScstConfig``."""
 
 from pydantic import Field
 
@@ -25,7 +25,7 @@ class MonitorConfig(Section):
     metrics that are not in the reward.
     """
     thresholds: Thresholds = Field(default_factory=Thresholds)
-    """What counts as evidence."""
+    """Limits whose violation counts as evidence."""
     stop: bool = False
     """End the run at the first alarm."""
     best_by: str | None = None

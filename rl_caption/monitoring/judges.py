@@ -1,4 +1,4 @@
-"""Held-out judges: rewards that are not in the reward, by which one sees whether it is
+"""Held-out judges: scores that are not in the reward, which show whether the reward is
 being hacked.
 """
 
@@ -22,8 +22,8 @@ N_GRAM_JUDGES = {"cider": CiderD, "rouge_l": RougeL, "bleu4": Bleu}
 
 
 def default_judges(reward: MixedReward) -> dict[str, JudgeConfig]:
-    """CIDEr-D if no term of ``reward`` counts n-grams, else ROUGE-L and BLEU-4, less
-    those that are terms of it.
+    """CIDEr-D if no term of ``reward`` counts n-grams, else ROUGE-L and BLEU-4, without
+    metrics that are its terms.
     """
     leaves = list(leaf_rewards(reward))
     unused = {
@@ -54,9 +54,9 @@ def build_judges(
         judges: name -> configuration; None takes ``default_judges``. ``cider`` has the
             document frequencies of ``references`` and no EOS, as ``val/cider`` has,
             unless its arguments say otherwise.
-        reward: that of the run. With None, where captions are judged after training, no
-            judge is refused as its term.
-        references: of every validation image.
+        reward: reward of the run; a judge may not be one of its terms. None where
+            captions are judged after training.
+        references: references of every validation image.
         key: dotted name of ``judges`` in the configuration, for messages.
         tokenizer: ``data.tokenizer``, for judges whose arguments do not name another.
 
@@ -86,8 +86,8 @@ def build_judges(
 
 
 def _shared(judge: Reward, used: Reward) -> str | None:
-    """What makes a judge rise with a term of the reward: other arguments do not make it
-    another measure.
+    """Reason why a judge rises with a term of the reward; None if it is independent.
+    Other arguments do not make a metric another measure.
     """
     if used.signature == judge.signature:
         return "are the same score"

@@ -1,4 +1,6 @@
-"""Watches the greedy captions of every validation for signs that the reward is being hacked."""
+"""Monitor of reward hacking: looks for its signs in the greedy captions of every
+validation.
+"""
 
 import math
 import statistics
@@ -30,13 +32,13 @@ class HackingMonitor:
     """Judges validation captions, compares them with the starting policy's, and raises the alarm.
 
     Args:
-        reward: that of the training.
+        reward: reward of the training.
         judges: name -> held-out reward, not a term of ``reward``.
         references: ``reference_statistics`` of the validation images.
-        thresholds: what counts as evidence.
+        thresholds: limits whose violation counts as evidence.
         stop: an alarm ends the run.
         validation: says which images are captioned, and how. If a checkpoint has
-            another one, the comparison starts anew.
+            another value, the comparison starts anew.
         notes: saved with the run. ``hacking`` has ``start`` (findings of the starting
             policy and their step), ``peaks`` (the judges' best validations),
             ``first_alarm`` (step and evidence) and ``signs`` (of the newest warning).
@@ -69,11 +71,12 @@ class HackingMonitor:
         policy: Mapping[str, float] = MappingProxyType({}),
     ) -> tuple[Validation, Findings]:
         """Judge one caption of each of N images, the same images at every call. The
-        first call is of the start.
+        first call is for the starting policy.
 
         ``finished``, [N], says which captions ended with EOS. ``policy`` has
         ``entropy`` and ``kl`` of the newest training step, where they are known.
-        Returns what is to be logged, printed and done, and the findings behind it.
+        Returns the validation (values to log, messages, reason to stop) and the
+        findings behind it.
 
         Raises:
             RewardError: the reward or a judge failed.
@@ -131,8 +134,8 @@ class HackingMonitor:
 
     @property
     def _signatures(self) -> dict[str, str]:
-        """What the numbers depend on. The reward's signature includes its weights and
-        normalisation.
+        """Signatures that the numbers depend on. The reward's signature includes its
+        weights and normalisation.
         """
         judges = {
             f"judge/{name}": judge.signature for name, judge in self.judges.items()
@@ -140,8 +143,8 @@ class HackingMonitor:
         return {"validation": self.validation, "reward": self.reward.signature} | judges
 
     def _scales(self, terms: Mapping[str, Sequence[float]]) -> dict[str, float]:
-        """What a term's mean is divided by: 1 or, of z-scored terms, the starting
-        captions' standard deviation.
+        """Divisor of each term's mean: 1 or, for z-scored terms, the standard deviation
+        of the starting captions' scores.
         """
         if self.reward.normalize == "none":
             return dict.fromkeys(terms, 1.0)

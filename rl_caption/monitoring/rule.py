@@ -18,46 +18,53 @@ from rl_caption.runtime.options import Section
 DIVERSITY_SAMPLE = 42
 """Sample size of HD-D in tokens, its authors' choice."""
 LAYERS = 5
-"""At most so many references of an image enter the statistics of references."""
+"""Most references of an image that enter the statistics of references."""
 MANY_IMAGES = 100
-"""From so many validation images on, a standard error is taken as known; below, it is
-an estimate (Student's t).
+"""Number of validation images from which a standard error is taken as known; with fewer
+it is an estimate (Student's t).
 """
 
 
 class Thresholds(Section):
     """Limits whose violation is evidence of reward hacking, while the validation reward
-    is above that of the start.
+    is above its value at the start.
     """
 
     model_config = ConfigDict(frozen=True)
 
     judge_fall: NonNegativeFloat = 0.05
-    """A held-out judge has fallen if its mean is below that of the starting policy by
-    more than this fraction of the latter.
+    """A held-out judge has fallen if its mean is more than this fraction below its mean
+    for the starting policy.
     """
     judge_slip: NonNegativeFloat = 0.1
-    """The same against the judge's best validation so far. It counts only while the
-    reward keeps what it had gained by that validation (``reward_kept``).
+    """A judge has slipped if its mean is more than this fraction below its best
+    validation so far. It counts only while the reward keeps what it had gained by then
+    (``reward_kept``).
     """
     reward_kept: NonNegativeFloat = 0.5
-    """Fraction of that gain that the reward must still have; with 1 it must have risen further."""
+    """Fraction of its gain up to a judge's best validation that the reward must still
+    have; with 1 it must have risen further.
+    """
     judge_errors: NonNegativeFloat = 3.0
     """A fall from the start must also exceed this many standard errors of the mean
-    difference over images; with fewer than 100 validation images more
+    difference over images; with fewer than 100 validation images, more errors
     (``needed_errors``).
     """
     slip_errors: NonNegativeFloat = 4.5
-    """The same for a fall from the best validation; more, because the best of many is partly luck.
+    """Standard errors that a fall from the best validation must exceed; more, because
+    the best of many is partly luck.
     """
     repeated_ngrams: NonNegativeFloat = 0.1
-    """The fraction of repeated bigrams may exceed both that of the references and that
-    of the start by at most this.
+    """Largest rise of the fraction of repeated bigrams above the references' or the
+    start's fraction, whichever is larger.
     """
     bad_endings: NonNegativeFloat = 0.2
-    """The same for the fraction of captions that are cut off or empty; English only."""
+    """Largest rise, likewise, of the fraction of captions that are cut off or empty;
+    English only.
+    """
     duplicates: NonNegativeFloat = 0.5
-    """The same for the fraction of captions that equal another image's."""
+    """Largest rise, likewise, of the fraction of captions that equal another image's.
+    """
     length: NonNegativeFloat = 0.3
     """The mean length may leave the range between the start and the references by at
     most this fraction.
@@ -67,7 +74,9 @@ class Thresholds(Section):
     references or of the start, whichever have fewer.
     """
     diversity: NonNegativeFloat = 0.5
-    """The same for lexical diversity (HD-D)."""
+    """Smallest lexical diversity (HD-D), as a fraction of the references' or the
+    start's, whichever is lower.
+    """
     entropy: NonNegativeFloat = 0.0
     """The entropy of the samples must be at least this fraction of its first value; 0
     switches this off.
@@ -78,10 +87,10 @@ class Thresholds(Section):
 
 @dataclass(frozen=True)
 class Findings:
-    """What the rule knows of the validation captions at one step."""
+    """Measurements of the validation captions at one step, from which the rule decides."""
 
     reward: float
-    """Mean over captions."""
+    """Mean reward over captions."""
     judges: Mapping[str, Sequence[float]]
     """Held-out judge -> its score of each image's caption; higher is better."""
     statistics: Mapping[str, float]
@@ -179,7 +188,7 @@ def lexical_diversity(
     if not drawn:
         return 0.0
     ways = math.comb(total, drawn)
-    types = Counter(counts.values())  # by frequency, of which there are few
+    types = Counter(counts.values())  # by frequency: there are few frequencies
     chances = (
         number * (1 - math.comb(total - frequency, drawn) / ways)
         for frequency, number in types.items()
@@ -198,16 +207,17 @@ def judge_alarm(
     numbers; empty if there is none.
 
     Args:
-        now: of the newest validation.
-        start: of the policy that the run started from, on the same images in the same order.
+        now: findings of the newest validation.
+        start: findings of the policy that the run started from, on the same images in
+            the same order.
         references: ``reference_statistics`` of these images.
-        thresholds: what counts as evidence.
+        thresholds: limits whose violation counts as evidence.
         peaks: the judges' best validations before this one, if any. A policy often gets
             better before it gets worse, so judges are compared with these, too.
 
-    Nothing is evidence unless the reward is above that of the start: captions that get
-    worse without it are no hacking of the reward. That condition has no margin, because
-    every sign still has to pass its own threshold.
+    Nothing is evidence unless the reward is above its value at the start: captions that
+    get worse without a rise are no hacking of the reward. This condition has no margin,
+    because every sign still has to pass its own threshold.
     """
     if not now.reward > start.reward:
         return {}
@@ -246,7 +256,7 @@ def policy_signs(
     """Return evidence from the policy's distribution on its training samples: sign -> a
     sentence; empty if none.
 
-    ``now`` and ``first`` are of the newest and the first known training step:
+    ``now`` and ``first`` are values of the newest and the first known training step:
     ``entropy`` and ``kl`` (to the starting policy) in nats a token, where they are
     known. Both signs are off by default, since honest training sharpens a policy, too.
     """
@@ -294,8 +304,8 @@ def _judge_signs(
 def _fall(
     now: Sequence[float], before: Sequence[float], relative: float, errors: float
 ) -> str | None:
-    """A judge's fall in words; None unless its mean fell by more than ``relative`` of
-    it and ``errors`` errors.
+    """A judge's fall in words; None unless its mean fell by more than the fraction
+    ``relative`` and by more than ``errors`` standard errors.
     """
     difference, error = paired_difference(now, before)
     began, needed = statistics.fmean(before), needed_errors(errors, len(now))
@@ -316,7 +326,7 @@ def needed_errors(errors: float, images: int) -> float:
     """How many standard errors of a mean over ``images`` differences are as rare as
     ``errors`` of a normal variable.
 
-    That many from ``MANY_IMAGES`` on; below, where the standard error is itself
+    ``errors`` itself from ``MANY_IMAGES`` on; below, where the standard error is itself
     estimated from few differences, the quantile of Student's t with ``images`` - 1
     degrees of freedom at the same one-sided probability (Student, "The probable error
     of a mean", Biometrika 6(1), 1908). Infinite for one image, unless ``errors`` is 0.

@@ -1,9 +1,9 @@
 """Bootstrap intervals of metrics over images, and a paired test between two systems.
 
 Images are drawn with replacement, each with all of its references. BLEU is a function
-of counts summed over the drawn images, all others are means of per-image scores;
-METEOR, whose score of a set is no mean, has none. CIDEr's document frequencies, and so
-its per-image scores, stay those of the whole set.
+of counts summed over the drawn images, other metrics are means of per-image scores;
+METEOR, whose score of a set is no mean, has no interval. CIDEr's document frequencies,
+and so its per-image scores, stay those of the whole set.
 
 Sources: Efron 1979 and Koehn 2004 ("Statistical Significance Tests for Machine
 Translation Evaluation") for the bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for
@@ -36,7 +36,9 @@ _CHUNK = 200
 
 
 class Estimate(NamedTuple):
-    """A value and the ends of its interval; None without one, or where it is not defined."""
+    """A value and the ends of its interval, which are None without an interval, or
+    where it is not defined.
+    """
 
     value: float
     low: float | None = None
@@ -54,9 +56,9 @@ class Sums(NamedTuple):
     """K metrics of one system as a function of sums over its N images."""
 
     keys: list[str]
-    """Those of BLEU come first, if any."""
+    """Metric keys; BLEU's come first, if any."""
     per_image: Floats
-    """[N, C] what is summed: BLEU's 10 counts, scores."""
+    """Summands [N, C]: BLEU's 10 counts, scores."""
 
     def metrics(self, sums: Floats) -> Floats:
         """[S, K] metrics of [S, C] sums over N images."""
@@ -74,7 +76,7 @@ class Difference(TypedDict):
     """One metric of two systems A and B on the same images, as in ``comparison.json``:
     ``difference`` is B - A.
 
-    ``interval`` is that of the paired bootstrap, ``p`` the two-sided p-value of a
+    ``interval`` is from the paired bootstrap, ``p`` the two-sided p-value of a
     permutation test, in (0, 1].
     """
 
@@ -91,7 +93,8 @@ def estimates(
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> list[Estimate]:
-    """K statistics with 95 % percentile intervals; without any of 0 resamples or of one group.
+    """K statistics with 95 % percentile intervals; without intervals for 0 resamples or
+    a single group.
 
     ``statistic`` takes how often each item is drawn, [N], and returns [K] values; where
     one is ever NaN (not defined), it has no interval. ``groups`` is [N], the image (or
@@ -128,9 +131,9 @@ def estimates(
 
 
 def sums_of(evaluation: Evaluation, keys: Collection[str]) -> Sums | None:
-    """What can be resampled of the metrics ``keys``: BLEU, and means of scores that
-    every image has; None where nothing can. Images are sorted by id: draws do not
-    depend on the rows of files.
+    """The metrics among ``keys`` that can be resampled: BLEU, and means of scores that
+    every image has; None if there is none. Images are sorted by id: draws do not depend
+    on the rows of files.
     """
     scores, counts = evaluation.per_image, evaluation.bleu_counts
     means = [key for key in keys if key not in (*BLEU, "METEOR")]
@@ -167,10 +170,10 @@ def compare(
 ) -> dict[str, Difference]:
     """Compare systems A and B on the same images, in any order: metric key -> ``Difference``.
 
-    The interval is that of the paired bootstrap: both systems of the same drawn images.
-    The p-value is that of ``scipy.stats.permutation_test``, two-sided: the two systems'
-    captions of each image are exchanged by the toss of a coin; with few images all
-    exchanges are made. It is not corrected for the number of metrics.
+    The interval is from the paired bootstrap: images are drawn for both systems
+    together. The p-value is from ``scipy.stats.permutation_test``, two-sided: the two
+    systems' captions of each image are exchanged by the toss of a coin; with few images
+    all exchanges are made. It is not corrected for the number of metrics.
 
     Raises:
         EvaluationError: the systems have other images.

@@ -1,8 +1,8 @@
 """Metrics of captions: the COCO toolkit's, signs of bad captions, the oracle of
 generated scenes, and any reward.
 
-BLEU, ROUGE-L and CIDEr-D are those of ``rewards.text``, equal to the toolkit's to the
-last bit; METEOR and SPICE are its Java programs (``toolkit``).
+BLEU, ROUGE-L and CIDEr-D come from ``rewards.text`` and equal the toolkit's to the last
+bit; METEOR and SPICE are its Java programs (``toolkit``).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Evaluation:
     bleu_counts: NDArray[np.float64] | None = field(
         default=None, repr=False, compare=False
     )
-    """[N, 10] counts of BLEU, of whose sums over images it is a function."""
+    """Counts [N, 10] of BLEU, which is a function of their sums over images."""
 
 
 def evaluate_captions(
@@ -109,17 +109,17 @@ def evaluate_captions(
 
     Args:
         captions: image id -> caption, as the model wrote it (EOS removed).
-        references: image id -> captions that people wrote, untokenised. Those of images
-            without a caption are not used, not even for document frequencies; the
-            signature has both numbers of images.
-        metrics: names from ``DEFAULT_METRICS``. One that cannot be computed is in
+        references: image id -> captions that people wrote, untokenised. References of
+            images without a caption are not used, not even for document frequencies;
+            the signature has both numbers of images.
+        metrics: names from ``DEFAULT_METRICS``. A metric that cannot be computed is in
             ``left_out`` with the reason.
-        tokenizer: of these metrics. ``java`` is the toolkit's PTB tokenizer, ``python``
-            is ``rewards.text.tokenize``; ``auto`` uses Python for texts on which the
-            two are known to agree (``is_tested``) and, where there is a runtime, Java
-            for the others; ``none`` splits at white space. ``unicode`` and ``char`` are
-            for languages other than English; metrics for English alone are then in
-            ``left_out``.
+        tokenizer: tokenizer of these metrics. ``java`` is the toolkit's PTB tokenizer,
+            ``python`` is ``rewards.text.tokenize``; ``auto`` uses Python for texts on
+            which the two are known to agree (``is_tested``) and, where there is a
+            runtime, Java for the others; ``none`` splits at white space. ``unicode``
+            and ``char`` are for languages other than English; metrics for English alone
+            are then in ``left_out``.
         training_captions: captions that the model was trained on, untokenised; needed
             for ``captions/novel``.
         scenes: image id -> generated scene, for the oracle's metrics.
@@ -195,7 +195,7 @@ def check_one_row_each(rows: Sequence[Mapping[str, Any]], source: str) -> None:
 
 def words_tokenizer(asked: str, data: str) -> str:
     """Tokenizer of rewards that judge or choose captions: ``asked`` if not English,
-    else that of the data.
+    else ``data``.
     """
     return asked if asked in OTHER_LANGUAGES else data
 
@@ -208,11 +208,11 @@ def validation_cider(
     """Return the CIDEr-D by which training chooses its best checkpoint: the mean over
     captions, in [0, 10].
 
-    Tokens are those of ``tokenizer`` (``rewards.text.tokenize.TOKENIZERS``) without
+    Captions are split by ``tokenizer`` (``rewards.text.tokenize.TOKENIZERS``), without
     EOS; document frequencies are of all ``references``, one document per image. Where
     every image of ``references`` has a caption, this equals the toolkit's CIDEr on the
     same tokens. Raises ``EvaluationError`` where there are no captions, an image has no
-    references, or fewer than two images have any.
+    references, or fewer than two images have references.
     """
     _check_ids(captions, references)
     tokens, df = tokenize_references(references, tokenizer)
@@ -357,7 +357,7 @@ def cider(
     """CIDEr-D (n 1..4, sigma 6), which papers call CIDEr, mean over images (Vedantam et
     al. 2015). Range [0, 10].
 
-    Document frequencies are those of ``references``; ``UndefinedMetric`` where they
+    Document frequencies are counted in ``references``; ``UndefinedMetric`` where they
     leave every weight 0.
     """
     tokens, reference_tokens = _split(candidates, references)
@@ -377,7 +377,7 @@ def _split(
     references: Mapping[str, Sequence[str]],
     separator: str | None = None,
 ) -> tuple[list[list[str]], list[list[list[str]]]]:
-    """Tokens of N candidates and of the references of each."""
+    """Tokens of N candidates, and of each candidate's references."""
     own = [[text.split(separator) for text in references[key]] for key in candidates]
     return [caption.split(separator) for caption in candidates.values()], own
 
@@ -412,7 +412,7 @@ def _oracle_scores(
     scenes: Mapping[str, Any],
     per_image: dict[str, dict[str, float]],
 ) -> dict[str, float]:
-    """Mean oracle scores; those of each image are added to ``per_image``."""
+    """Mean oracle scores; each image's scores are added to ``per_image``."""
     from rl_caption.data.scenes.oracle import OracleScore, oracle
 
     for image_id, caption in captions.items():
@@ -495,7 +495,7 @@ def add_judges(
     captions in the reward's own range.
 
     Args:
-        evaluation: of ``captions``.
+        evaluation: evaluation of ``captions``.
         rows: the images of the captions, in any order, with ``image_id`` and the
             columns that the rewards need.
         captions: image id -> caption.

@@ -20,8 +20,8 @@ from rl_caption.evaluation.metrics import (
 
 COMPARISON = "comparison.json"
 SETTINGS = "settings.json"
-"""What was evaluated, and whose captions they are: ``weights``, ``predictions``
-(docs/evaluation.md).
+"""File that says what was evaluated, and whose captions they are: ``weights``,
+``predictions`` (docs/evaluation.md).
 """
 LEFT_OUT = "–"
 
@@ -64,15 +64,17 @@ GROUPS = (
         }
     ),
 )
-"""Columns of the tables of an evaluation, before those of judges."""
+"""Columns of the tables of an evaluation, before the judges' columns."""
 COLUMNS = _shares({"captions/duplicates": "duplicates", "captions/empty": "empty"})
 COLUMNS |= {key: column for group in GROUPS for key, column in group.items()}
-"""Every metric key but those of judges; the tables show all but duplicate and empty captions."""
+"""Columns of all metric keys but judges'; the tables leave out duplicate and empty
+captions.
+"""
 
 
 def factor_of(key: str) -> float:
-    """What a logged key or a judge is multiplied by where it is shown: 100 for CIDEr-D,
-    as papers print it, else 1.
+    """Factor by which a logged key or a judge is multiplied for display: 100 for
+    CIDEr-D, as papers print it, else 1.
     """
     return 100.0 if key.rpartition("/")[2] == "cider" else 1.0
 
@@ -139,7 +141,9 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
 
 
 def format_value(value: float, column: Column, sign: str = "") -> str:
-    """A metric's value as papers print it; ``sign`` is that of a format specification."""
+    """A metric's value as papers print it; ``sign`` is a sign of a format
+    specification, such as ``+``.
+    """
     return f"{value * column.factor:{sign}.{column.decimals}f}"
 
 
@@ -155,7 +159,9 @@ def _cell(row: Evaluation, key: str, column: Column) -> str:
 def _reasons(
     rows: Mapping[str, Evaluation], columns: Mapping[str, Column]
 ) -> list[str]:
-    """A note for each reason why metrics lack a value, and of which systems if not of all."""
+    """A note for each reason why metrics lack a value, with the metrics and, if not
+    all, the systems.
+    """
     reasons: dict[str, list[str]] = {}
     for key, column in columns.items():
         missing: dict[str, list[str]] = {}

@@ -1,7 +1,7 @@
 """Image-text retrieval by cosine: ranks and recall, both ways, with ties by their expectation.
 
-The protocol is that of Karpathy and Fei-Fei, "Deep Visual-Semantic Alignments for
-Generating Image Descriptions", CVPR 2015, section 4.1.
+Protocol: Karpathy and Fei-Fei, "Deep Visual-Semantic Alignments for Generating Image
+Descriptions", CVPR 2015, section 4.1.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def retrieval_recall(
     """Recall at k of retrieval by cosine in both directions: ``i2t_r1``, ... and
     ``t2i_r1``, ..., each in [0, 1].
 
-    Arguments and errors are those of ``both_ways``.
+    Arguments and errors as for ``both_ways``.
     """
     recalls = both_ways(images, texts, owners, ks)
     return {

@@ -25,9 +25,9 @@ from rl_caption.evaluation.metrics import (
 class BestOf(NamedTuple):
     """CIDEr-D of the first k captions of each image, averaged over images, in [0, 10].
 
-    ``mean`` is over all k. ``best`` is that of the caption with the highest score: the
-    oracle, an upper bound of any choice. ``consensus`` is that of the caption most
-    similar to the other k - 1 by CIDEr-D, the first of equal ones.
+    ``mean`` averages all k captions. ``best`` takes the caption with the highest score:
+    the oracle, an upper bound of any choice. ``consensus`` takes the caption most
+    similar to the other k - 1 by CIDEr-D, the first of equally similar captions.
     """
 
     mean: float
@@ -51,12 +51,12 @@ def evaluate_samples(
 ) -> SampleEvaluation:
     """Evaluate K >= 2 captions of each image.
 
-    - ``self-CIDEr``, ``Div-n`` (``rewards.text.diversity``): means over images. Higher is more
-    diverse.
+    - ``self-CIDEr``, ``Div-n`` (``rewards.text.diversity``): means over images. Higher
+      is more diverse.
     - ``mBLEU-4``: corpus BLEU-4 of the i-th captions with the others of their images as references,
       mean over i (Shetty et al. 2017). Lower is more diverse.
-    - ``best_of``: the choice by consensus is that of Devlin et al., "Exploring Nearest Neighbor
-      Approaches for Image Captioning", 2015, among the samples themselves.
+    - ``best_of``: the choice by consensus follows Devlin et al., "Exploring Nearest
+      Neighbor Approaches for Image Captioning", 2015, but among the samples themselves.
 
     ``samples`` is image id -> K captions, as the model wrote them, in the order in
     which they were sampled; ``references`` image id -> captions that people wrote,
@@ -101,8 +101,8 @@ def best_of(
     means = []
     for k in range(1, scores.shape[1] + 1):
         first_scores, near = scores[:, :k], similarity[:, :k, :k]
-        # Of the others alone, in one order: rounding would tell captions apart that are equally
-        # similar.
+        # Similarities to the others alone, sorted: in another order, rounding would tell equally
+        # similar captions apart.
         others = np.sort(np.where(np.eye(k, dtype=bool), 0.0, near), axis=2)
         choice = others.sum(axis=2).argmax(axis=1)[:, None]
         chosen = np.take_along_axis(first_scores, choice, axis=1)

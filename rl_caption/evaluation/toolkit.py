@@ -47,12 +47,12 @@ class UndefinedMetric(ValueError):
 
 
 class Scores(NamedTuple):
-    """What one metric function returns for N images; BLEU has four keys, the others one."""
+    """Result of a metric function for N images; BLEU has four keys, other metrics one."""
 
     values: dict[str, tuple[float, list[float]]]
     """Metric key -> (score of the set, [N] scores of single images, as in ``candidates``)."""
     counts: NDArray[np.float64] | None = None
-    """[N, 10] of BLEU, whose sums over images give the set's score."""
+    """Counts [N, 10] of BLEU, whose sums over images give the set's score."""
 
 
 def java_version() -> str:
@@ -76,7 +76,9 @@ def java_version() -> str:
 
 @contextmanager
 def java_options(name: str) -> Iterator[None]:
-    """Inside, Java reads UTF-8 whatever the locale, and what a program raises is ``JavaError``."""
+    """Context in which Java reads UTF-8 whatever the locale, and errors of a program
+    become ``JavaError``.
+    """
     before = os.environ.get("JAVA_TOOL_OPTIONS")
     options = [before or "", "-Dfile.encoding=UTF-8"]
     if not java_version().startswith("1."):  # Java 8 has no --add-opens
@@ -98,7 +100,7 @@ def ptb_tokenize(captions: Sequence[str]) -> list[str]:
 
     Equal to ``pycocoevalcap``'s ``PTBTokenizer`` under a UTF-8 locale, but every
     character that Java takes for a line end becomes a space. The toolkit replaces only
-    ``\\n``; after any other one, every following caption gets the tokens of its
+    ``\\n``; after any other line end, every following caption gets the tokens of its
     neighbour.
     """
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer

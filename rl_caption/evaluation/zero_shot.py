@@ -47,12 +47,12 @@ def zero_shot_accuracy(
     Args:
         encoder: embeds images and prompts.
         folder: has a folder of images for each class (ImageNet's layout). Names such as
-            ``n01440764`` are classes of ImageNet-1k, all 1,000 of which must be there;
-            other names are those of the classes, with ``_`` for spaces.
+            ``n01440764`` are classes of ImageNet-1k, and all 1,000 must be there; other
+            names are the names of the classes, with ``_`` for spaces.
         prompts: ``imagenet`` (CLIP's 80) or ``cifar`` (its 18).
 
     Raises:
-        DataError: the folder has fewer than two classes, or one has no image.
+        DataError: the folder has fewer than two classes, or a class has no image.
         RewardError: an image cannot be read, or open_clip is not installed.
     """
     names, images, classes = labelled_images(Path(folder))

@@ -1,1 +1,1 @@
-"""Trains the models behind embedding rewards: contrastive training, and distillation of L-CLIP."""
+"""Train the models behind embedding rewards, by contrast, distillation or regression."""

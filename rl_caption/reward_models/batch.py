@@ -29,7 +29,7 @@ _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
 
 @dataclass(frozen=True)
 class PairBatch:
-    """A batch of B images with one caption each; of one tower, B images or B captions alone."""
+    """A batch of B images with one caption each; for one tower, B images or B captions."""
 
     rows: Sequence[Row]
     inputs: dict[str, Tensor]
@@ -38,9 +38,9 @@ class PairBatch:
     """
     captions: list[str]
     targets: dict[str, Tensor] = field(default_factory=dict)
-    """Further inputs of the loss. ``triplet`` [B]: 1 where the row has a triplet, else
-    0. ``false`` [B, n]: 1 where the row has its n-th hard negative, else 0.
-    ``image_group`` and ``text_group``, ``text_short_group``, ... [B]: numbers that are
+    """Further inputs of the loss, float32. ``triplet`` [B]: 1 where the row has a
+    triplet, else 0. ``false`` [B, n]: 1 where the row has its n-th hard negative, else
+    0. ``image_group``, ``text_group``, ``text_short_group``, ... [B]: numbers that are
     equal for equal images, or texts.
     """
 
@@ -49,8 +49,8 @@ class PairBatch:
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> PairBatch:
-        """The batch in page-locked memory, from where a GPU copies while it computes;
-        called by the loader.
+        """The batch in page-locked memory, from which copies to a GPU run while it
+        computes; called by the loader.
         """
         return self._map(Tensor.pin_memory)
 
@@ -61,8 +61,8 @@ class PairBatch:
 
 
 class PixelCache:
-    """Preprocessed pixels of images. They are kept as uint8 up to ``cache_bytes``; the
-    rest is prepared every time.
+    """Preprocessed pixels of images, kept as uint8 up to ``cache_bytes``; further
+    images are prepared every time.
     """
 
     def __init__(self, preprocessing: Preprocessing, cache_bytes: int = 0) -> None:
@@ -96,7 +96,7 @@ def draw(items: Sequence[T], row: Row, seed: int, step: int, what: str) -> T:
 
 
 def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
-    """Index of the reference that a step learns of an image: a pure function of (seed,
+    """Index of the reference of an image that a step uses: a pure function of (seed,
     step, image id).
     """
     if captions == "first":
@@ -107,8 +107,8 @@ def caption_index(row: Row, captions: Captions, seed: int, step: int) -> int:
 def sampled_sentences(
     caption: str, least: int, most: int, generator: np.random.Generator
 ) -> str:
-    """``least`` to ``most`` random sentences of a caption, in their order; all of them
-    where it has fewer.
+    """``least`` to ``most`` random sentences of a caption, in their order; the whole
+    caption where it has fewer.
     """
     sentences = _SENTENCE_END.split(caption.strip())
     count = min(int(generator.integers(least, most + 1)), len(sentences))
@@ -118,13 +118,12 @@ def sampled_sentences(
 
 @dataclass(frozen=True)
 class Addition:
-    """What a task adds to a batch of B pairs.
+    """Further texts, images and targets of a task for a batch of B pairs.
 
     Args:
-        texts: further texts, B of each, by the name of their input.
+        texts: name of an input -> B texts.
         targets: further inputs of the loss.
-        images: further images, B of each, by the name of their input: an id that no
-            other image has, and the image.
+        images: name of an input -> B pairs of a unique id and an image.
     """
 
     texts: dict[str, list[str]] = field(default_factory=dict)
@@ -134,8 +133,7 @@ class Addition:
 
 @dataclass
 class PairCollate:
-    """Collate function: from B pairs (row, step) to a ``PairBatch`` on the CPU. What it
-    adds is the task's.
+    """Collate function: from B pairs (row, step) to a ``PairBatch`` on the CPU.
 
     Args:
         pixels: prepares images; None leaves images out (a text tower alone).
@@ -143,14 +141,16 @@ class PairCollate:
         captions: which reference a step learns.
         augmentations: names of ``augment``, and ``rand_augment``: another random view
             of an image at every step.
-        seed: of all random choices.
-        plain_captions: fraction of (image, step) whose texts are as a word-level
-            captioner writes them, in [0, 1]: lower-case words of the caption tokeniser,
-            no punctuation. Which ones is a pure function of (seed, step, image id).
-        groups: add the targets ``image_group``, ``text_group`` and those of further texts.
-        sentences: learn from so many sentences of each caption, the least and the most
-            number; None learns whole captions.
-        additions: from the pairs (row, step) and their captions to what is added.
+        seed: random seed of all choices.
+        plain_captions: fraction of (image, step), in [0, 1], whose texts are as a
+            word-level captioner writes them: lower-case words of the caption tokeniser,
+            no punctuation. The choice is a pure function of (seed, step, image id).
+        groups: add the targets ``image_group``, ``text_group`` and one of each further
+            text.
+        sentences: least and most number of sentences of a caption to use; None uses
+            whole captions.
+        additions: functions of the task, from pairs (row, step) and their captions to
+            further inputs.
     """
 
     pixels: PixelCache | None
@@ -202,7 +202,7 @@ class PairCollate:
         return batch
 
     def _caption(self, row: Row, step: int) -> str:
-        """The caption of a row that a step learns."""
+        """The caption of a row that a step uses."""
         caption = row["references"][caption_index(row, self.captions, self.seed, step)]
         if self.sentences is None:
             return caption
@@ -211,7 +211,7 @@ class PairCollate:
         return sampled_sentences(caption, least, most, draws)
 
     def _view(self, image_id: str, source: ImageSource, step: int) -> Tensor:
-        """An image as a step sees it."""
+        """Augmented pixels [3, S, S] of an image at a step, float32."""
         assert self.pixels is not None
         square = self.pixels.square(image_id, source)
         if "rand_augment" in self.augmentations:

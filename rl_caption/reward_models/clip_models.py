@@ -1,5 +1,5 @@
-"""What tasks that train an open_clip model or a dual encoder of pretrained parts share:
-their keys, and the model.
+"""Configuration and model of tasks that train an open_clip model or a dual encoder of
+pretrained parts.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -49,16 +49,18 @@ RETRIEVAL = "val/retrieval_r1"
 
 @dataclass(frozen=True)
 class EmbeddingModel:
-    """What is trained, and what it reads."""
+    """A network to train, and the preprocessing of its inputs."""
 
     network: nn.Module
-    """From inputs by name to raw embeddings by name."""
+    """Maps inputs by name to raw embeddings by name."""
     preprocessing: Preprocessing
     texts: Texts
-    """From captions to the token ids that the network reads."""
+    """Maps captions to the token ids that the network reads."""
     export: Callable[[Path], None]
     is_trained: bool
-    """The network starts from trained weights, which are validated before the first step."""
+    """Whether the network starts from trained weights, which are validated before the
+    first step.
+    """
 
 
 def train_embeddings(
@@ -75,12 +77,12 @@ def train_embeddings(
     """Train a model on embeddings.
 
     Args:
-        config: the task's, whose training draws ``captions``.
-        metric: chooses the best model, where ``eval.best_by`` does not.
-        towers: those that the model has.
+        config: configuration of the task.
+        metric: metric that chooses the best model, unless ``eval.best_by`` does.
+        towers: towers of the model, ``image``, ``text`` or both.
         teacher: gives the embeddings that the objective compares with.
-        validated: what else ``EmbeddingValidator`` measures: ``negatives`` or ``triplets``.
-        **collated: what else ``PairCollate`` takes.
+        validated: ``negatives`` or ``triplets`` of ``EmbeddingValidator``.
+        **collated: further arguments of ``PairCollate``.
     """
     options, tokens = config.train, model.texts
     objective = config.objective()
@@ -139,9 +141,10 @@ class ClipModelConfig(Section):
     name: str | None = None
     """Architecture of an open_clip model, such as ``ViT-B-32``."""
     kwargs: dict = {}
-    """Shape of a model with random weights: the model JSON of open_clip ``{embed_dim,
-    vision_cfg, text_cfg}``, merged into that of ``name``. With ``image`` and ``text``:
-    options of ``DualConfig``, such as ``{embed_dim: 256, hidden: 1024, dropout: 0.5}``.
+    """Shape of a model with random weights: a model JSON of open_clip ``{embed_dim,
+    vision_cfg, text_cfg}``, merged into the JSON of ``name``. With ``image`` and
+    ``text``: options of ``DualConfig``, such as ``{embed_dim: 256, hidden: 1024,
+    dropout: 0.5}``.
     """
     image: PartConfig = PartConfig()
     """Pretrained image encoder, which forms a dual encoder together with ``text``; its
@@ -155,8 +158,8 @@ class ClipModelConfig(Section):
     checkpoint file, also one of Long-CLIP.
     """
     context_length: Annotated[int, Field(ge=2, le=16384)] | None = None
-    """Of an open_clip model: stretch the positions of the text tower of ``init`` to
-    this number, as Long-CLIP does (77 to 248).
+    """Number of positions to which the text tower of ``init``, an open_clip model, is
+    stretched, as Long-CLIP does (77 to 248).
     """
     keep_positions: NonNegativeInt = 20
     """Number of positions, the first, that are not stretched; 20 in Long-CLIP."""
@@ -168,8 +171,8 @@ class ClipModelConfig(Section):
 
     @property
     def is_dual(self) -> bool:
-        """Whether it is a dual encoder of parts, as a folder ``init`` may be;
-        ``ConfigError`` for a damaged folder.
+        """Whether it is a dual encoder of parts, named here or in the folder ``init``.
+        Raises ``ConfigError`` for a damaged folder.
         """
         with naming("model.init"):
             is_folder = self.init is not None and self.name is None
@@ -199,7 +202,7 @@ class ClipTrainConfig(CaptionTrainConfig):
     output of captioners with a word vocabulary; for rewards of such captioners.
     """
     freeze_positions: NonNegativeInt = 0
-    """Of an open_clip model: number of position embeddings, the first, to freeze; 20 in
+    """Number of position embeddings of an open_clip model, the first, to freeze; 20 in
     Long-CLIP, 0 in SPECS.
     """
 
@@ -234,8 +237,8 @@ class ClipConfig(RewardModelConfig):
     def build_model(
         self, processes: int, tune: Callable[[Any], None] = lambda clip: None
     ) -> EmbeddingModel:
-        """The model to train by ``processes``; ``tune`` freezes what is not trained of
-        an open_clip model.
+        """Build the model to train by ``processes``; ``tune`` freezes the untrained
+        parts of an open_clip model.
 
         Raises:
             ConfigError: it cannot be loaded or made, or it has batch norm and the batch is split.
@@ -283,8 +286,8 @@ def pretrained_dual(model: ClipModelConfig) -> PretrainedDual:
     frozen as ``train_blocks`` says.
 
     Raises:
-        ConfigError: an encoder cannot be loaded, ``kwargs`` are not those of
-            ``DualConfig``, or an encoder has fewer blocks than ``train_blocks``.
+        ConfigError: an encoder cannot be loaded, ``kwargs`` do not fit ``DualConfig``,
+            or an encoder has fewer blocks than ``train_blocks``.
     """
     parts = {"image": model.image, "text": model.text}
     with naming("model", (TypeError, ValueError)):

@@ -1,5 +1,5 @@
 """The task ``contrastive``: InfoNCE on image-caption pairs, with hard negatives, and
-Long-CLIP's short captions. Its loss comes first.
+Long-CLIP's short captions.
 
 Sources: Radford et al. 2021 (CLIP); Yuksekgonul et al. 2023 (NegCLIP); Zhang et al.
 2024 (Long-CLIP). docs/reward_models.md.
@@ -171,7 +171,7 @@ NumSentences = Annotated[int, Field(ge=1, le=1000)]
 
 
 class NegativesConfig(Section):
-    """Hard negatives: false captions of an image, in addition to those of the other
+    """Hard negatives: false captions of an image, in addition to the captions of other
     images of the batch (NegCLIP).
     """
 
@@ -320,12 +320,12 @@ def add_short_captions(
 @dataclass(frozen=True)
 class HardNegatives:
     """Adds the texts ``text_false0`` and so on to a batch, and the target ``false`` [B,
-    ``count``]: 1 for each of them.
+    ``count``]: 1 where the text is a false caption, 0 where it is missing.
 
     Args:
         source: gives the false captions of a row.
         count: false captions of each caption.
-        seed: of all draws.
+        seed: random seed of all draws.
     """
 
     source: NegativeSource
@@ -356,7 +356,9 @@ class HardNegatives:
 def validation_negatives(
     negatives: HardNegatives | None, rows: Sequence[Row]
 ) -> list[tuple[int, str, str]]:
-    """Index of a row, its first caption and a false caption; the same at every validation."""
+    """(index of a row, its first caption, a false caption); the same at every
+    validation.
+    """
     false_captions = []
     for index, row in enumerate(rows if negatives else ()):
         caption = row["references"][0]
@@ -366,8 +368,8 @@ def validation_negatives(
 
 
 def caption_source(name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]) -> Any:
-    """The source that ``negatives.source`` names, tried on the first row; a column of
-    the data on all rows.
+    """The source that ``negatives.source`` names, tried on the first row (``data``: on
+    all rows).
 
     Raises:
         ConfigError: there is no such source, or it cannot be made.
@@ -380,7 +382,7 @@ def caption_source(name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]) ->
         source = target(**kwargs)
     made = partial(_checked_negatives, source, what) if ":" in name else source
     generator = np.random.default_rng(0)
-    # A column that is absent, or scenes that are none.
+    # Fails where the column is absent, or the data have no scenes.
     for row in rows if name == "data" else rows[:1]:
         made(row, row["references"][0], generator)
     return made
@@ -389,7 +391,7 @@ def caption_source(name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]) ->
 def _checked_negatives(
     source: Any, what: str, row: Row, caption: str, generator: np.random.Generator
 ) -> Any:
-    """Captions of a source from outside: they are checked, and errors in its code name it."""
+    """Checked captions of a source from outside. Raises ``DataError``, which names it."""
     with errors_of_user_code(what, error=DataError):
         captions = source(row, caption, generator)
     where = f"{what}: what it returned of image {row['image_id']!r}"

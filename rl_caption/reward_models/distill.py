@@ -1,4 +1,4 @@
-"""The task ``distill``: L-CLIP's two stages (docs/reward_models.md), by the losses below.
+"""The task ``distill``: L-CLIP's two stages (docs/reward_models.md).
 
 A student, both towers of an L-CLIP or one of them, learns the embeddings of a frozen
 teacher (``teacher.py``).
@@ -135,7 +135,9 @@ class StudentConfig(Section):
     image_init: str | None = None
     """With ``towers: dual``: the export of ``towers: image``; null starts from random weights."""
     text_init: str | None = None
-    """The same of ``towers: text``."""
+    """With ``towers: dual``: the export of ``towers: text``; null starts from random
+    weights.
+    """
 
 
 class DistanceConfig(Section):
@@ -239,7 +241,7 @@ class DistillConfig(RewardModelConfig):
         )
 
     def _student(self, run: Run, teacher: Teacher) -> EmbeddingModel:
-        """The student of a teacher, and what it reads."""
+        """Build the student of a teacher."""
         model = self.model
         width = teacher.width
         fingerprint = teacher.backbone.fingerprint
@@ -285,8 +287,8 @@ distilled from.
 
 
 def student_config(kwargs: Mapping[str, Any], embed_dim: int) -> LCLIPConfig:
-    """The shape of a student, whose joint width is the teacher's ``embed_dim`` if
-    ``kwargs`` do not say another. ``ConfigError`` for arguments that make no student.
+    """Shape of a student, whose joint width is the teacher's ``embed_dim`` unless
+    ``kwargs`` have another. Raises ``ConfigError`` for wrong arguments.
     """
     with naming("model.kwargs", (TypeError, ValueError)):
         return LCLIPConfig(**{"embed_dim": embed_dim, **kwargs})
@@ -309,11 +311,11 @@ def build_tower(
     teacher: str = "",
     key: str = "model.init",
 ) -> Any:
-    """One tower: with random weights, or from a folder ``init`` that ``save_tower``
-    wrote, which ``key`` of the configuration names.
+    """One tower: with random weights, or from a folder ``init`` of ``save_tower``, the
+    value of ``key`` in the configuration.
 
-    Raises ``ConfigError`` where neither can be, and for a folder that names another
-    teacher; "" takes any.
+    Raises ``ConfigError`` where it cannot be built or loaded, and for a folder that
+    names another ``teacher`` (a fingerprint; "" accepts any).
     """
     if init is None:
         return TOWERS[which](student_config(kwargs, embed_dim))
@@ -343,12 +345,12 @@ def build_dual(
     weights where there is none.
 
     ``kwargs`` are arguments of ``LCLIPConfig`` that no folder gives, ``embed_dim`` is
-    the teacher's joint width. ``teacher`` is the fingerprint that towers must name as
-    the teacher they were distilled from; "" takes any.
+    the teacher's joint width. ``teacher`` is the fingerprint of the teacher that towers
+    must be distilled from; "" accepts any.
 
     Raises:
-        ConfigError: a folder is not what it should be, the towers or ``kwargs`` do not
-            fit each other, or a tower was distilled from another teacher.
+        ConfigError: a folder cannot be loaded, the towers or ``kwargs`` do not fit each
+            other, or a tower was distilled from another teacher.
     """
     if init is not None:
         with naming("model.init"):

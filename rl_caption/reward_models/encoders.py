@@ -1,5 +1,5 @@
-"""The networks that are trained; open_clip models built, loaded, saved, and tuned in
-parts (LoRA, projections).
+"""Dual encoders to train; open_clip models built, loaded, saved, and tuned in parts
+(LoRA, projections).
 """
 
 import math
@@ -48,9 +48,9 @@ class TrainedEncoder(nn.Module):
     """A dual encoder, or one tower of it, that is being trained.
 
     Args:
-        model: has the parameters.
-        encode: from pixels [B, 3, S, S] (``image``) and token ids [B, L] (``text``) to
-            raw embeddings [B, D], by ``model``.
+        model: module with the parameters.
+        encode: functions of ``model`` from pixels [B, 3, S, S] (``image``) and token
+            ids [B, L] (``text``) to raw embeddings [B, D].
         max_scale: largest inverse temperature ``exp(model.logit_scale)``, a further
             output ``scale``; None: the model has none.
     """
@@ -81,8 +81,8 @@ class TrainedEncoder(nn.Module):
         return embeddings
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module; frozen batch norm stays as in evaluation: its statistics
-        belong to its weights.
+        """Set the training mode. Frozen batch norm stays in evaluation mode: its
+        statistics belong to its weights.
         """
         super().train(mode)
         for module in self.modules():
@@ -115,8 +115,8 @@ def is_frozen(module: nn.Module) -> bool:
 
 
 def random_clip(name: str | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """An open_clip model with random weights, and its model JSON: that of ``name``, if
-    any, updated with ``kwargs``.
+    """An open_clip model with random weights, and its model JSON: the JSON of ``name``,
+    if any, updated with ``kwargs``.
 
     Raises:
         ConfigError: an unknown architecture, or a shape that open_clip cannot build.
@@ -151,8 +151,8 @@ def pretrained_clip(
     """An open_clip model with the weights ``init``, and its model JSON.
 
     ``init`` is a folder, or with the architecture ``name`` a tag or a checkpoint file.
-    With ``context_length`` the position table of the text tower is stretched to so many
-    rows; its first ``keep_positions`` rows stay as they are.
+    The position table of the text tower is stretched to ``context_length`` rows; its
+    first ``keep_positions`` rows stay as they are.
 
     Raises:
         ConfigError: the weights cannot be found or loaded, belong to another kind of
@@ -172,12 +172,12 @@ def pretrained_clip(
     if context_length is not None:
         with naming("model.context_length, model.keep_positions"):
             stretch_text_tower(model, context_length, keep_positions)
-    # What was loaded decides: tags and OpenAI's archives bring QuickGELU, which the architecture
-    # leaves out.
+    # From the loaded weights: tags and OpenAI's archives have QuickGELU, the architecture's JSON
+    # does not.
     gelu = open_clip.transformer.QuickGELU
     shape["quick_gelu"] = any(isinstance(module, gelu) for module in model.modules())
     shape["text_cfg"]["context_length"] = int(model.context_length)
-    # A TorchScript archive is loaded as what it holds, whatever architecture was named.
+    # A TorchScript archive may hold another architecture than the named one.
     with torch.device("meta"):
         expected = open_clip.CLIP(**shape)
     with naming(f"model.init {init!r} with model.name {name!r}"):
@@ -231,7 +231,7 @@ def train_only(
     rank: int = 4,
     alpha: float = 1.0,
 ) -> None:
-    """Freeze all of an open_clip model but ``what``.
+    """Freeze an open_clip model except ``what``.
 
     ``projections`` (PAC-S): the last projection of each tower (of a ResNet its
     attention pool) and the temperature. ``lora`` (PAC-S++): a ``LowRank`` update of the

@@ -1,8 +1,8 @@
 """Losses of dual encoders: pure functions of the embeddings of the global batch. B
 pairs, D dimensions.
 
-Embeddings are raw, of any length above 0: cosines normalise them. The file of a task
-begins with its own loss, made of these.
+Embeddings are raw, of any length above 0: cosines normalise them. The loss of a task,
+made of these functions, is in the task's own file.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,9 +19,9 @@ scalars are further parameters of the loss, such as ``scale``, the inverse tempe
 Objective: TypeAlias = Callable[
     [Embeddings, Embeddings], tuple[Tensor, dict[str, Tensor]]
 ]
-"""(the model's embeddings, targets) -> scalar loss and what is logged, by key of
-docs/metrics.md. Targets are the teacher's embeddings [B, D], ``triplet`` [B] (1 where a
-row has a triplet, else 0), or none.
+"""(the model's embeddings, targets) -> scalar loss, and scalars by log key. Targets are
+the teacher's embeddings [B, D], ``triplet`` [B] (1 where a row has a triplet, else 0),
+or empty.
 """
 
 
@@ -37,12 +37,13 @@ def cross_entropies(
     excluded: Tensor | None = None,
     false: Tensor | None = None,
 ) -> Tensor:
-    """Mean cross-entropy of [B, B] logits (image by text) with the diagonal as target,
-    of columns or both ways.
+    """Mean cross-entropy of [B, B] logits (image by text) with the diagonal as target:
+    a scalar, nats.
 
-    ``excluded`` bool [B, B], symmetric, False on the diagonal: pairs that are left out
-    of the softmax. ``false`` [B, F] are logits of further texts, from which images do
-    not pick.
+    Without ``symmetric`` only of columns (texts pick images), otherwise the mean of
+    columns and rows. ``excluded`` bool [B, B], symmetric, False on the diagonal: pairs
+    that are left out of the softmax. ``false`` [B, F] are logits of further texts,
+    negatives of the images.
     """
     if excluded is not None:
         logits = logits.masked_fill(excluded, float("-inf"))
@@ -69,10 +70,10 @@ def info_nce(
     """InfoNCE ``(CE(scale * S, i) + CE(scale * Sᵀ, i)) / 2`` with S the cosines [B, B]
     (Radford et al. 2021, figure 3).
 
-    ``images`` and ``texts`` are [B, D], row i of one matching row i of the other; a
-    scalar, nats. ``scale`` is the inverse temperature, ``label_smoothing`` the fraction
-    of the target that is spread evenly over the batch (0.1 in Long-CLIP's code).
-    Without ``symmetric`` only texts pick images, ``CE(scale * Sᵀ, i)`` (SPECS's code).
+    Returns a scalar, nats. Row i of ``images`` [B, D] matches row i of ``texts`` [B,
+    D]. ``scale`` is the inverse temperature, ``label_smoothing`` the fraction of the
+    target that is spread evenly over the batch (0.1 in Long-CLIP's code). Without
+    ``symmetric`` only texts pick images, ``CE(scale * Sᵀ, i)`` (SPECS's code).
 
     Other pairs with the same caption are negatives like any other: where their text
     embeddings are equal, a target that is uniform over them (Khosla et al. 2020; Yang
@@ -100,8 +101,8 @@ def info_nce(
 
 @torch.no_grad()
 def contrastive_metrics(student: Embeddings) -> dict[str, Tensor]:
-    """The inverse temperature, and the fraction of the batch whose pair has the highest
-    cosine, mean of both ways.
+    """The inverse temperature, and the accuracy in the batch: the fraction of rows
+    whose own pair has the highest cosine, mean of both directions. By log key.
     """
     cosines = cosine_matrix(student["image"], student["text"])
     index = torch.arange(len(cosines), device=cosines.device)

@@ -1,4 +1,4 @@
-"""The task ``positive_augmented``, PAC-S: also generated images and captions are
+"""The task ``positive_augmented``, PAC-S: generated images and captions are further
 positives (docs/papers.md).
 
 Source: Sarto et al., CVPR 2023, and its successor PAC-S++ (LoRA).
@@ -81,9 +81,13 @@ class PositiveAugmentedLossConfig(ClipLossConfig):
     """The loss of PAC-S."""
 
     positive_images: NonNegativeFloat = 0.05
-    """Weight of the term between captions and images generated from them."""
+    """Weight of the term between captions and images generated from them; 0 leaves it
+    out.
+    """
     positive_captions: NonNegativeFloat = 0.1
-    """Weight of the term between images and captions generated from them; 0 leaves a term out."""
+    """Weight of the term between images and captions generated from them; 0 leaves it
+    out.
+    """
 
 
 class PositiveAugmentedTrainConfig(ClipTrainConfig):
@@ -158,8 +162,8 @@ class GeneratedPositives:
         which: ``image``: the image that was generated for the chosen caption, as
             ``image_generated``; ``text``: a random caption that was generated for the
             image, as ``text_generated``.
-        captions: which reference a step learns.
-        seed: of all draws.
+        captions: which reference a step uses.
+        seed: random seed of all draws.
     """
 
     which: Collection[str]
@@ -194,9 +198,9 @@ def check_positives(
 ) -> None:
     """Check that every row of a split has the positives that its steps may draw (docs/papers.md).
 
-    ``which``: ``image`` for ``positive_images``, of which each reference that is learnt
-    needs its own; ``text`` for ``positive_captions``, of which a row needs one.
-    ``check_pixels`` and ``cache`` are those of ``check_data``.
+    ``which``: ``image`` checks ``positive_images``, one for each reference that is
+    used; ``text`` checks ``positive_captions``, at least one in a row. ``check_pixels``
+    and ``cache`` are as in ``check_data``.
 
     Raises:
         DataError: positives are missing, or files of images cannot be read; with the

@@ -8,11 +8,13 @@ from rl_caption.training.run import open_run
 
 
 def train_reward_model(config: RewardModelConfig) -> TrainState:
-    """Train the model of the configuration's task; the best by validation lies in ``export/best``.
+    """Train the model of the configuration's task; the best model by validation is in
+    ``export/best``. Returns the state in which the run ended.
 
     Raises:
         ConfigError: a model cannot be loaded or made, or does not fit its task or the
-            data; or DeepSpeed, which takes one loss a micro-batch, would train.
+            data; or the launcher asks for DeepSpeed, which needs one loss per
+            micro-batch.
         DataError: the data cannot be used.
         RewardError: the task needs detail units of captions, and the package textblob
             is not installed.

@@ -61,12 +61,12 @@ def specificity(
     ``alpha * InfoNCE(image, text) + beta * hinge(s(positive) - s(base)) + gamma *
     hinge(s(base) - s(negative))`` with s the cosine to the image. ``hinge(gaps)`` is
     the mean of relu(margin - gap) over the rows with a triplet, 0 where no row has one;
-    each of the two has its own ``dynamic_margin``, or both have ``fixed_margin`` (the
+    each hinge has its own ``dynamic_margin``, or both have ``fixed_margin`` (the
     paper's Table 5). Terms are logged unweighted.
 
     ``student`` has ``image``, ``text``, ``text_base``, ``text_positive``,
-    ``text_negative`` and ``scale``; ``target`` has ``triplet`` [B]. Margins are of
-    logits, cosines times scale (released code). ``symmetric`` is that of ``info_nce``.
+    ``text_negative`` and ``scale``; ``target`` has ``triplet`` [B]. Margins are in
+    logits, cosines times scale (released code). ``symmetric`` is as in ``info_nce``.
     """
     counts = target["triplet"]
     scale = student["scale"]
@@ -117,7 +117,9 @@ class SpecificityLossConfig(ClipLossConfig):
     max_margin: NonNegativeFloat = LARGEST_MARGIN
     """Largest dynamic margin, in logits: cosines times the learned scale (released code)."""
     fixed_margin: NonNegativeFloat | None = None
-    """This margin of both hinges, in logits, in place of the dynamic ones."""
+    """Margin of both hinges, in logits, in place of the dynamic margins; null is
+    dynamic.
+    """
     symmetric: bool = False
     """Contrastive term in both directions; false is caption to image (released code)."""
 
@@ -181,12 +183,12 @@ class StepTriplets:
     """Adds the texts of the triplets of a step: ``text_base``, ``text_positive`` and
     ``text_negative``.
 
-    They are those of the step's global batch: ``batch_size`` images of the training
-    ``rows``, in ``tokens``' context.
+    Triplets are made of the step's global batch, ``batch_size`` images of the training
+    ``rows``; texts fit into ``tokens``' context.
 
     False details come from the whole global batch, or from ``donors``, so that every
     process and micro-batch has the same triplets for its rows. The other fields are
-    those of ``PairCollate`` and ``make_triplets``.
+    arguments of ``PairCollate`` and ``make_triplets``.
     """
 
     rows: Sequence[Row]

@@ -6,7 +6,7 @@ Batch Size under Memory Limited Setup") the step embeds all micro-batches withou
 graph, takes the gradient of the loss with respect to the embeddings of the global
 batch, and sends each micro-batch's part of it back through a second forward pass. The
 result does not depend on how the batch was split over micro-batches and processes, as
-long as the network has no batch norm (``checks.check_batch_norm``).
+long as the network has no batch norm (``check_batch_norm``).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +24,8 @@ from rl_caption.reward_models.losses import Embeddings, Objective
 from rl_caption.runtime.engines import Averages, backward_all
 
 Target: TypeAlias = Callable[[PairBatch], dict[str, Tensor]]
-"""From a batch to what the objective compares with, by name: a teacher's embeddings [B,
-D], or the batch's targets. They are on the batch's device and have no gradient.
+"""Function from a batch to the targets of the objective by name: a teacher's embeddings
+[B, D], or the batch's own. They are on the batch's device and have no gradient.
 """
 
 
@@ -39,8 +39,8 @@ class EmbeddingTask:
             embeddings [B, D] by name, and scalars that are parameters of the loss, such
             as ``scale``.
         objective: the loss.
-        target: what the objective compares embeddings with.
-        name: for log lines.
+        target: gives the targets of a batch for the objective.
+        name: name in log lines.
     """
 
     accelerator: Accelerator
@@ -94,7 +94,7 @@ class EmbeddingTask:
         embeddings, and what is logged.
 
         Every process computes the whole loss. Gradients are summed over processes, so
-        that of a scalar, which every process has, is divided by their number.
+        the gradient of a scalar, which every process has, is divided by their number.
         """
         rank = self.accelerator.process_index
         processes = self.accelerator.num_processes
@@ -120,8 +120,8 @@ class EmbeddingTask:
         return gradients, log
 
     def _gather(self, rows: Tensor) -> Tensor:
-        """[B, ...] of this process to [P B, ...] of all, float32, in the global batch's
-        order; scalars as they are.
+        """Gather rows [B, ...] of P processes to [P B, ...], float32, in the global
+        batch's order; scalars stay.
         """
         rows = rows.detach().float()
         if rows.ndim == 0 or self.accelerator.num_processes == 1:
@@ -130,7 +130,7 @@ class EmbeddingTask:
 
 
 def _surrogate(outputs: Embeddings, gradients: Embeddings, weight: float) -> Tensor:
-    """A number whose gradient is that of the loss: the sum of embeddings times their gradients.
+    """Scalar with the loss's gradient: the sum of embeddings times their gradients.
 
     A scalar appears in every micro-batch, so its gradient is multiplied by ``weight``.
     """
@@ -143,7 +143,7 @@ def _surrogate(outputs: Embeddings, gradients: Embeddings, weight: float) -> Ten
 
 
 def concatenate(micro_batches: Sequence[Embeddings]) -> dict[str, Tensor]:
-    """The rows of several micro-batches; a scalar is the same in all of them."""
+    """Concatenate the rows of micro-batches; scalars are equal in all and stay."""
     return {
         name: torch.cat([embeddings[name] for embeddings in micro_batches])
         if value.ndim

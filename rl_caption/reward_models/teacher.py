@@ -45,7 +45,7 @@ class Teacher:
 
     Args:
         towers: ``image``, ``text`` or both.
-        augmented: images are augmented: at every step, embed the view that the student sees.
+        augmented: whether to embed, at every step, the augmented view of the student.
         cache_dir: folder that keeps embeddings between runs; None keeps none.
     """
 
@@ -63,8 +63,7 @@ class Teacher:
         self.augmented = augmented
         self._disk: EmbeddingCache | None = None
         if cache_dir is not None:
-            # Tables in memory are those of ``prepare``; the disk cache's own memory is as small as
-            # it can be.
+            # ``prepare`` keeps tables in memory; the disk cache's own memory is as small as possible.
             self._disk = EmbeddingCache(
                 f"{backbone.fingerprint}-raw", cache_dir, max_entries=1
             )
@@ -73,7 +72,7 @@ class Teacher:
         """Tower -> row of each image id or caption in a table of embeddings [N, D]."""
 
     def __call__(self, batch: PairBatch) -> dict[str, Tensor]:
-        """Embeddings [B, D] by tower; on the training device, no gradient."""
+        """Raw embeddings [B, D] by tower; on the training device, without gradient."""
         embeddings = {}
         for tower in self.towers:
             keys = batch.captions

@@ -1,9 +1,9 @@
 """Models of captions alone: a language model, the semantic bottleneck between a dual
-encoder and one, a regression.
+encoder and a language model, and a regression.
 
 Source of the last two: Yanuka et al., "ICC", Findings of ACL 2024 (docs/papers.md).
-Losses, which come first, are sums over the tokens, or the captions, of a batch, so that
-the gradient does not depend on how the global batch is split.
+Losses are sums over the tokens, or the captions, of a batch, so that the gradient does
+not depend on how the global batch is split.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,8 +48,8 @@ END = "<|endoftext|>"
 
 
 def negative_log_likelihood(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """Minus ln p of the tokens ``ids`` [B, L] after the first, where ``mask`` [B, L] is
-    true, summed, in nats.
+    """Sum of -ln p, in nats, of the tokens ``ids`` [B, L] after the first where
+    ``mask`` [B, L] is true; a scalar.
     """
     ids = inputs["ids"]
     mask = inputs["mask"]
@@ -59,15 +59,17 @@ def negative_log_likelihood(model: Any, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def squared_error(model: Any, inputs: dict[str, Tensor]) -> Tensor:
-    """Sum over B captions ``ids``, ``mask`` [B, L] of (logit - ``target``)²; the model
-    has one label.
+    """Sum of (logit - ``target`` [B])² over B captions ``ids``, ``mask`` [B, L]; a
+    scalar. The model has one label.
     """
     outputs = model(input_ids=inputs["ids"], attention_mask=inputs["mask"].long())
     return ((outputs.logits[:, 0].float() - inputs["target"]) ** 2).sum()
 
 
 class TextLoss(nn.Module):
-    """A model whose output is its loss: a scalar, a function of the model and a batch's inputs."""
+    """A module whose output is a loss: a scalar function of a model and a batch's
+    inputs.
+    """
 
     def __init__(
         self, model: Any, loss: Callable[[Any, dict[str, Tensor]], Tensor]
@@ -85,7 +87,7 @@ class LanguageModelShape(Section):
     """The language model to train: a GPT-2 with random weights."""
 
     vocab_size: Annotated[int, Field(ge=257, le=2**20)] = 8192
-    """Size of its byte-level vocabulary, which is made of the training captions."""
+    """Size of its byte-level vocabulary, which is learned from the training captions."""
     kwargs: dict = {}
     """Options of Transformers' ``GPT2Config``."""
 
@@ -96,8 +98,8 @@ class BottleneckModelConfig(Section):
     language_model: str | None = None
     """Folder or hub name of the frozen causal language model (Transformers)."""
     ending: Ending = "newline"
-    """What the language model ends a caption with: ``newline`` (released code), or
-    ``eos`` for one that was trained on captions.
+    """Token with which the language model ends a caption: ``newline`` (released code),
+    or ``eos`` for a language model that was trained on captions.
     """
 
 
@@ -105,7 +107,7 @@ class RegressionModelConfig(Section):
     """The text encoder to fine-tune."""
 
     init: str | None = None
-    """A folder, or a name on the hub."""
+    """Folder or hub name of a text encoder, such as ``distilroberta-base``."""
 
 
 class TextConfig(RewardModelConfig):
@@ -132,7 +134,7 @@ class LanguageModelConfig(TextConfig):
         tokenizer = caption_tokenizer(captions, self.model.vocab_size)
         end = tokenizer.eos_token_id
         ids = {"vocab_size": len(tokenizer), "bos_token_id": end, "eos_token_id": end}
-        # Transformers itself takes unknown options without a word.
+        # Transformers itself accepts unknown options silently.
         unknown = sorted(kwargs.keys() - GPT2Config().to_dict().keys())
         if unknown:
             raise ConfigError(f"model.kwargs has {unknown}: expected GPT2Config's")
@@ -233,8 +235,9 @@ class SemanticBottleneckConfig(TextConfig):
 
 
 class TextRegressionConfig(TextConfig):
-    """``reward_model --task text_regression``: a number of each caption, as ICC, by a
-    text encoder with a head of one unit in the format of the released one.
+    """``reward_model --task text_regression``: a text encoder with a head of one unit,
+    which gives each caption a number, such as its concreteness (ICC, in the format of
+    the released model).
     """
 
     task: Literal["text_regression"] = "text_regression"
@@ -270,7 +273,7 @@ class TextRegressionConfig(TextConfig):
                 problem_type="regression",
                 **options,
             )
-        # Decoders often have none, and the head reads the state before the padding.
+        # Decoders often have no padding token, and the head reads the state before the padding.
         tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
         padding = tokenizer.pad_token_id
         model.config.pad_token_id = padding
@@ -309,11 +312,11 @@ class TextTask:
     sum over the tokens, or the captions, of a micro-batch.
 
     Args:
-        encode: from captions to the token ids that the model reads or learns to write.
+        encode: maps captions to the token ids that the model reads or learns to write.
         teacher: gives the embeddings ``text``, a further input of the network.
-        first: the loss is a sum over tokens from this position on.
+        first: position of the first token that the loss counts.
         padding: id of the padding token, by which some models find the end of a caption.
-        spread: variance of the targets of validation, whose loss is a sum over
+        spread: variance of the validation targets, for a loss that is a sum over
             captions; None: captions have no targets.
     """
 
@@ -358,7 +361,7 @@ class TextTask:
         )
 
     def collate(self, items: Sequence[tuple[Row, int]]) -> PairBatch:
-        """From (row, step) pairs to a batch."""
+        """Make a batch of (row, step) pairs."""
         options = self.config.train
         texts = []
         for row, step in items:
@@ -409,7 +412,9 @@ class TextTask:
         yield log
 
     def validate(self, step: int, logged: Mapping[str, float]) -> Validation:
-        """Mean loss over all captions of the validation split."""
+        """Metrics of all captions of the validation split: ``val/token_logprob`` (mean
+        ln p of a token, nats), or ``val/r_squared`` and ``val/mse``.
+        """
         run = self.run
         size = run.eval.batch_size
         accelerator = run.accelerator

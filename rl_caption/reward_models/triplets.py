@@ -30,9 +30,9 @@ class Donor(NamedTuple):
 
 
 class Triplet(NamedTuple):
-    """``base``, the first units of a caption, at least one; ``positive``, the same and
-    the caption's next unit; and ``negative``, with a unit of another image's caption
-    instead, perhaps with its words shuffled.
+    """``base``, the first units of a caption, at least one; ``positive``, the base and
+    the caption's next unit; ``negative``, the base and a unit of another image's
+    caption, perhaps with its words shuffled.
     """
 
     base: str
@@ -50,19 +50,19 @@ def make_triplets(
     """Make one triplet of each of B captions; a pure function.
 
     The length of the base is drawn uniformly from 1 to U - 1 of the caption's U units.
-    The negative takes the unit at the same position of another image's caption, its
-    last one where that caption is shorter; it never says what the positive says in the
-    same words.
+    The negative takes the unit at the same position of another image's caption, or its
+    last unit where that caption is shorter. It never has the same words as the
+    positive.
 
     Args:
         captions: [B] whole captions.
         image_ids: [B] image of each caption: no unit is taken from a caption of the same image.
-        seed: of all draws; give another one each step. With given ``donors``, a row's
-            triplet does not depend on the other rows.
+        seed: random seed of all draws; give another one each step. With ``donors``, a
+            row's triplet does not depend on the other rows.
         shuffle_rate: fraction of negative units whose words are shuffled, in [0, 1].
-        donors: captions to take negative units from (the released code's, from the
-            whole data set); None takes the others of the batch (the paper's in-batch
-            negatives).
+        donors: captions to take negative units from, such as the whole data set
+            (released code); None takes the other captions of the batch (the paper's
+            in-batch negatives).
 
     Returns:
         [B] triplets. None where the caption has fewer than two units, or no other caption has a
@@ -92,7 +92,7 @@ def negative_unit(
     donors: Sequence[Donor], position: int, owner: Hashable, unlike: str, draws: Draws
 ) -> str | None:
     """Draw a caption of another image than ``owner``; return its unit ``position``, or
-    its last one if it has fewer.
+    its last unit if it has fewer.
 
     Units with the same words as ``unlike``, the true one, are passed over; None where
     no unit is left. Donors are tried in their order, from a random one on.
@@ -129,11 +129,11 @@ def _words(unit: str) -> list[str]:
 def triplet_texts(
     triplets: Sequence[Triplet | None], tokens: Texts
 ) -> tuple[dict[str, list[str]], Tensor]:
-    """The texts ``base``, ``positive`` and ``negative`` of B triplets, and which
-    triplets count, [B] of 1 and 0.
+    """The texts ``base``, ``positive`` and ``negative`` of B triplets, and float32 [B]:
+    1 where a triplet counts, else 0.
 
     A triplet that is None does not count, nor does one with a text longer than the
-    context: truncated, its texts would be equal. The texts of both are "".
+    context: truncated, its texts would be equal. Texts of both kinds are "".
     """
     counts = []
     texts = []

@@ -30,8 +30,8 @@ from rl_caption.runtime.types import LOSS, Validation
 from rl_caption.training.run import NonFiniteError
 
 DRAWN_AT = -1
-"""The step by which the loss of validation draws captions and positives; no step of
-training has this number.
+"""Step for the draws of captions and positives in the validation loss; no training step
+has this number.
 """
 REMEDY = "a lower train.lr, or train.mixed_precision bf16 or no, is the usual remedy"
 
@@ -76,9 +76,11 @@ def validation_loss(
 
 @dataclass
 class EmbeddingValidator:
-    """Validates an embedding model on a split; called by every process, with equal results in all.
+    """Validates an embedding model on a split. Every process must call it; results are
+    equal in all.
 
-    All images of ``rows`` and all their references are embedded, equal captions only once. It gives
+    All images of ``rows`` and all their references are embedded, equal captions once.
+    Metrics, all in [0, 1] or cosines, are
 
     - ``val/i2t_r1`` and so on, recalls of image-text retrieval, and ``val/retrieval_r1``, the mean
       of recall at 1 both ways. A model of one tower is paired with the teacher's other tower. There
@@ -91,7 +93,7 @@ class EmbeddingValidator:
 
     Args:
         network: maps inputs by name to raw embeddings by name.
-        towers: those that the network has.
+        towers: towers of the network, ``image``, ``text`` or both.
         batch_size: images, or captions, of one forward pass of one process.
         triplets: one for each row, or None where its caption has none.
         negatives: (index of a row, true caption, false caption).
@@ -149,8 +151,8 @@ class EmbeddingValidator:
         _check_finite(self.expected, "the teacher's", remedy)
 
     def __call__(self, step: int, logged: Mapping[str, float]) -> Validation:
-        """Embed the split with the network as it is at ``step``; ``NonFiniteError`` as
-        for the teacher.
+        """Embed the split with the network at ``step``, and compute the metrics. Raises
+        ``NonFiniteError`` where an embedding or the loss is not finite.
         """
         metrics = {}
         with torch.no_grad(), dropout_off(self.network), autocast(self.accelerator):
@@ -191,8 +193,8 @@ class EmbeddingValidator:
         return Validation(metrics)
 
     def _embeddings(self) -> dict[str, Tensor]:
-        """Of images, captions, texts of triplets, and the true and false captions of
-        negatives, by name.
+        """Embeddings of images, captions, texts of triplets, and true and false
+        captions of negatives, by name.
         """
         embeddings = {}
         for tower in self.towers:

@@ -1,3 +1,3 @@
-"""The lab: what the papers need beside training. It imports the core; nothing of the
+"""The lab: programs of the papers beside training. It imports the core; nothing of the
 core imports it.
 """

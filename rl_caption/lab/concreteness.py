@@ -28,7 +28,7 @@ from rl_caption.runtime.errors import ConfigError, naming
 
 Floats = NDArray[np.float64]
 MEANS = {"logit": 0.5, "median": 0.0}
-"""How the paper's mu = 0.5 (appendix A.1) is read -> mean of the logits. ``logit``: mu
+"""Reading of the paper's mu = 0.5 (appendix A.1) -> mean of the logits. ``logit``: mu
 is the parameter of the logit-normal distribution, whose median is then 0.622.
 ``median``: mu is the median of the scores.
 """
@@ -40,19 +40,19 @@ def standardize(
     reading: str = "logit",
     margin: float = 1e-4,
 ) -> Floats:
-    """Give the scores of every caption length one logit-normal distribution (A.1):
-    sigmoid(mean + z), [N] in (0, 1).
+    """Standardise scores to one logit-normal distribution for every caption length
+    (A.1): sigmoid(mean + z), [N] in (0, 1).
 
     z is the logit ln(p / (1 - p)) of a score, standardised over the captions of the
     same length: less their mean, divided by their standard deviation (of the
-    population). Where all scores of a length are equal, such as that of a single
+    population). Where all scores of a length are equal, such as the score of a single
     caption, z is 0. The paper prints the logit without the numerator p.
 
     Args:
         scores: [N] in [0, 1]; clipped to [margin, 1 - margin].
-        lengths: [N], 0 or more.
-        reading: of the paper's mu = 0.5, a key of ``MEANS``.
-        margin: see ``scores``.
+        lengths: [N] numbers of words, 0 or more.
+        reading: reading of the paper's mu = 0.5, a key of ``MEANS``.
+        margin: distance from 0 and 1 to which scores are clipped.
 
     Raises:
         ValueError: a score is outside [0, 1].
@@ -119,14 +119,14 @@ def make_targets(config: ConcretenessConfig) -> str:
     """Score captions, combine the scores, and write the targets of a student; returns a
     summary as JSON.
 
-    Both orders of the paper can be had. Regress, then distil (main text): one call with
-    ``ratings``, and SBA and VBA as scorers. Distil, then regress (A.2): a first call
-    without ``ratings``, which writes targets for a student of each scorer, and a second
-    one with ``ratings`` and these students as scorers.
+    Both orders of the paper are possible. Regress, then distil (main text): one call
+    with ``ratings``, and SBA and VBA as scorers. Distil, then regress (A.2): a first
+    call without ``ratings``, which writes targets for a student of each scorer, and a
+    second call with ``ratings`` and these students as scorers.
 
     Raises:
         ConfigError: a scorer cannot be made, or needs more than the caption.
-        DataError: a file is not what it should be.
+        DataError: a file is missing or malformed.
         RewardError: a scorer failed.
     """
     quiet_libraries()
@@ -169,8 +169,8 @@ def make_targets(config: ConcretenessConfig) -> str:
 
 
 def _read(config: ConcretenessConfig, key: Literal["captions", "ratings"]) -> DataFrame:
-    """The lines of a file of JSON lines, CSV or text, with single spaces in
-    ``caption``; blank captions are left out.
+    """The rows of a file of JSON lines, CSV or text, with single spaces in ``caption``
+    and without blank captions. Raises ``DataError``.
     """
     path = Path(getattr(config, key))
     if not path.exists():

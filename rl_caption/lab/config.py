@@ -16,7 +16,7 @@ from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.options import Probability, Section, Seed
 
 Measure = Literal["characters", "words", "actions", "complexity"]
-"""Of a caption (docs/curation.md)."""
+"""Measure of a caption (docs/curation.md)."""
 
 
 class JudgeSetConfig(TrustConfig):
@@ -31,8 +31,8 @@ class JudgeSetConfig(TrustConfig):
     images: str | None = None
     """Folder of the set's images; null looks for it in ``data``."""
     metrics: str | list[str] = "bleu,rouge,cider,meteor"
-    """A list, or names separated by commas: cider, bleu (1 to 4), bleu1, rouge, meteor,
-    spice, or any reward.
+    """Metrics, as a list or separated by commas: cider, bleu (1 to 4), bleu1, rouge,
+    meteor, spice, or any reward.
     """
     judges: dict[str, JudgeConfig] = {}
     """Further metrics, by their headings: rewards with options, as in ``evaluate``,
@@ -45,7 +45,7 @@ class JudgeSetConfig(TrustConfig):
     bootstrap: NonNegativeInt = 1000
     """Number of bootstrap resamples of images for the 95 % intervals; 0 computes none."""
     seed: Seed = 0
-    """Of the bootstrap."""
+    """Random seed of the bootstrap."""
     out: str = "agreement"
     """Folder for ``agreement.md`` and ``agreement.json``."""
 
@@ -64,12 +64,13 @@ class ConcretenessConfig(TrustConfig):
     combination is fitted; null writes targets for a student from each scorer.
     """
     source: str | None = None
-    """Where both files come from and what they take, in words that the error has where
-    one is missing.
+    """Where both files come from and how large they are, for the error of a missing
+    file.
     """
     standardize: Literal["logit", "median", "none"] = "logit"
-    """Of scores in [0, 1], among captions of equal length: ``logit`` (the mean of the
-    logit becomes 0.5), ``median`` (the median of the score becomes 0.5), or ``none``.
+    """Standardisation of scores in [0, 1] among captions of equal length: ``logit``
+    (the mean of the logit becomes 0.5), ``median`` (the median of the score becomes
+    0.5), or ``none``.
     """
     l2: NonNegativeFloat = 1.0
     """Regularisation of the logistic regression: l2 / 2 times the sum of squared
@@ -87,15 +88,15 @@ class Selection(Section):
     score: str
     """A name in ``scores``, or ``random``."""
     top: Annotated[float, Field(gt=0, le=10**12)] | None = None
-    """Keep this number of captions (below 1: this fraction) with the highest scores. Of
-    equal scores, the earlier rows are kept.
+    """Keep this number of captions (below 1: this fraction) with the highest scores; at
+    equal scores, the earlier rows.
     """
     bottom: Annotated[float, Field(gt=0, le=10**12)] | None = None
     """Keep this number of captions (below 1: this fraction) with the lowest scores."""
     min: float | None = None
-    """Keep scores of at least this."""
+    """Keep scores of at least this value."""
     max: float | None = None
-    """Keep scores of at most this."""
+    """Keep scores of at most this value."""
 
 
 class RecaptionerConfig(Section):
@@ -138,10 +139,10 @@ class PartsConfig(PairsConfig):
     """Rows that are processed at a time, and saved as one part."""
     worker: Annotated[str, Field(pattern=r"^\d+/[1-9]\d*$")] | None = None
     """``K/N``, with K from 0 to N - 1: process only every N-th part, starting with part
-    K. A run without it uses the parts of such runs and completes what is missing.
+    K. A run without it uses the parts of all workers and makes the missing ones.
     """
     out: str = "out"
-    """Folder for the output; one with parts of other settings is refused."""
+    """Folder for the output; a folder with parts of other settings is refused."""
 
 
 class CurateConfig(PartsConfig):
@@ -160,12 +161,12 @@ class CurateConfig(PartsConfig):
     scores: dict[str, JudgeConfig] = {}
     """Rewards that need no references, by name. ``icc`` is not clipped unless told so."""
     seed: Seed = 0
-    """Of the score ``random``."""
+    """Random seed of the score ``random``."""
     select: list[Selection] = []
     """Steps that select among the captions that follow the rules, in their order."""
     duplicates: Literal["caption", "pair"] | None = None
-    """Keep only the first of equal captions: in all the data (``caption``) or of one
-    image (``pair``); null keeps all.
+    """Keep only the first of equal captions, among all data (``caption``) or among the
+    captions of one image (``pair``); null keeps all.
     """
     part_rows: Annotated[int, Field(ge=1, le=10**7)] = 20_000
     """Rows that are measured and scored at a time, and saved as one part."""
@@ -222,14 +223,14 @@ class CompareRetrievalConfig(PairsConfig):
     bootstrap: NonNegativeInt = 1000
     """Number of bootstrap resamples of images for the 95 % intervals; 0 computes none."""
     seed: Seed = 0
-    """Of the bootstrap."""
+    """Random seed of the bootstrap."""
     out: str = "retrieval"
     """Folder for ``retrieval.md`` and ``retrieval.json``."""
 
 
 class SpecificityRatesConfig(PairsConfig):
-    """``specificity``: how often judges pay for one more true detail, and for a false
-    one less (docs/judging.md).
+    """``specificity``: how often judges reward one more true detail, and penalise a
+    false detail (docs/judging.md).
     """
 
     judges: dict[str, JudgeConfig] = {}
@@ -243,7 +244,7 @@ class SpecificityRatesConfig(PairsConfig):
     shuffle_rate: Probability = 0.0
     """Fraction of false details whose words are shuffled."""
     seed: Seed = 0
-    """Of the choice of false details."""
+    """Random seed of the choice of false details."""
     out: str = "specificity"
     """Folder for ``specificity.md``."""
 
@@ -253,7 +254,7 @@ class WebConfig(TrustConfig):
 
     models: list[str] = []
     """Folders of saved captioners, such as ``runs/NAME/export/best``, or names of
-    models on the hub; differences to the captions of the first are marked.
+    models on the hub.
     """
     judges: dict[str, JudgeConfig] = {}
     """Rewards that score the captions, by their headings, as in ``evaluate``.
@@ -262,7 +263,7 @@ class WebConfig(TrustConfig):
     decode: Decoding = Field(default_factory=Decoding)
     """Greedy, beam search, or one sample."""
     seed: Seed = 0
-    """Of samples."""
+    """Random seed of samples."""
     host: str = "127.0.0.1"
     """Address to listen on; 127.0.0.1 is reachable only from this machine."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8765
@@ -287,14 +288,14 @@ class ShareConfig(Section):
     evaluation: str | None = None
     """Output of ``evaluate``: its scores go on the card."""
     license: str | None = None
-    """The hub's identifier, such as ``apache-2.0``."""
+    """License of the model, as the hub's identifier, such as ``apache-2.0``."""
 
 
 class ReproduceConfig(TrustConfig):
     """``reproduce PAPER TABLE --data FOLDER ...``: a table of a paper, published and measured.
 
-    Without a table, ``reproduce`` lists all tables, or those of a paper: what each
-    needs, and which rows can be made.
+    Without a table, ``reproduce`` lists all tables, or the tables of a paper: what each
+    table needs, and which of its rows can be made.
     """
 
     positional: ClassVar[str] = "which"
@@ -302,16 +303,16 @@ class ReproduceConfig(TrustConfig):
     which: list[str] = []
     """The paper, and the number of the table in it."""
     data: list[str] = []
-    """Folders of data sets, or ``NAME=FOLDER`` of one."""
+    """Folders of data sets, or ``NAME=FOLDER`` for one data set."""
     rows: list[str] | None = None
     """Make only these rows."""
     images: str | None = None
     """Folder of the images; null looks beside the data."""
     model: list[str] = []
-    """``NAME=BACKBONE``: weights of models of the table, as for clipscore; also
-    ``NAME=BACKBONE@PRETRAINED``.
+    """Weights of a model of the table: ``NAME=BACKBONE`` or
+    ``NAME=BACKBONE@PRETRAINED``, as for clipscore.
     """
     partial: bool = False
-    """Accept data with another number of judgements."""
+    """Accept data whose number of judgements differs from the published one."""
     out: str | None = None
     """Folder for ``reproduce.md`` and ``reproduce.json``."""

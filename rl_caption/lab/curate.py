@@ -24,7 +24,7 @@ from rl_caption.monitoring.judges import build_judges
 from rl_caption.runtime.errors import ConfigError
 
 Steps = dict[str, DataFrame]
-"""Name of a step of the selection -> the captions that are left after it."""
+"""Name of a step of the selection -> the captions that remain after it."""
 UNREADABLE = "image cannot be read"
 """Reason of captions whose image cannot be decoded."""
 _AUXILIARIES = "is are was were be been being am has have had do does"
@@ -32,7 +32,8 @@ AUXILIARIES = frozenset(_AUXILIARIES.split())
 
 
 def curate(config: CurateConfig) -> str:
-    """Write ``kept.jsonl``, the rows with the captions that are kept (``parts.add_columns``).
+    """Write ``kept.jsonl``, the rows with the kept captions (``parts.add_columns``);
+    return a table of the steps.
 
     Raises:
         ConfigError: a rule, a score or a step of the selection cannot be used, or
@@ -60,7 +61,7 @@ def curate(config: CurateConfig) -> str:
         return {"captions": measure_rows(config, rows, rewards)}
 
     def report(rows: Rows) -> Report:
-        """The table of the steps, and the rows with the captions that are left."""
+        """The table of the steps, and the rows with the kept captions."""
         captions = [one for row in rows for one in row["captions"]]
         steps = select(config, captions)
         *_, left = steps.values()
@@ -78,9 +79,10 @@ def curate(config: CurateConfig) -> str:
 def measure_rows(
     config: CurateConfig, rows: Sequence[Row], rewards: Mapping[str, Reward]
 ) -> list[list[dict[str, Any]]]:
-    """The column ``captions`` of each row: of each caption the ``reason``, the first
-    rule that it breaks, ``UNREADABLE`` or None; the ``key``, which is equal for
-    duplicates; and its scores by name, where it has no reason.
+    """The column ``captions`` of each row: for each caption the ``reason`` to drop it
+    (the first rule that it breaks, ``UNREADABLE``, or None); the ``key``, which is
+    equal for duplicates; and its scores by name, where it has no reason. Raises
+    ``DataError`` for an image that cannot be read, unless ``data.on_bad`` is ``skip``.
     """
     errors: Sequence[str] = [""] * len(rows)
     if any("image" in reward.columns for reward in rewards.values()):
@@ -142,7 +144,7 @@ def _key(config: CurateConfig, row: Row, caption: str) -> int:
 
 
 def select(config: CurateConfig, captions: list[dict[str, Any]]) -> Steps:
-    """The steps of the selection among N measured captions, in their order."""
+    """Select among N measured captions; return the steps in their order."""
     table = DataFrame(captions, columns=["reason", "key", *config.scores])
     table = table.astype(dict.fromkeys(config.scores, "float32"))
     if "random" not in config.scores:
@@ -160,7 +162,7 @@ def select(config: CurateConfig, captions: list[dict[str, Any]]) -> Steps:
 
 
 def selected(step: Selection, table: DataFrame) -> DataFrame:
-    """What a step of the selection keeps. Of equal scores, the first."""
+    """The captions that a step of the selection keeps; at equal scores, the first ones."""
     low = -np.inf if step.min is None else step.min
     high = np.inf if step.max is None else step.max
     kept = table[table[step.score].between(low, high)]
@@ -172,7 +174,7 @@ def selected(step: Selection, table: DataFrame) -> DataFrame:
 
 
 def _number(count: float, table: DataFrame) -> int:
-    """A number of captions; below 1, ``count`` is their fraction."""
+    """Number of captions for ``count``; below 1, it is a fraction of the table."""
     # Rounded, because 0.29 * 100 is 28.999999999999996.
     return int(count if count >= 1 else round(count * len(table), 6))
 
@@ -193,7 +195,7 @@ def _table(steps: Steps, scores: list[str]) -> str:
 
 @lru_cache(maxsize=1)
 def _classes(caption: str) -> list[str]:
-    """The ``word_class`` of each word of a caption but auxiliary verbs."""
+    """The ``word_class`` of each word of a caption except auxiliary verbs."""
     words = tokenize(caption)
     tagged = zip(words, default_tagger()([words])[0], strict=True)
     return [word_class(tag) for word, tag in tagged if word not in AUXILIARIES]

@@ -1,8 +1,8 @@
 """Skeleton of programs that compute new columns of a data set's rows, part by part.
 
-A part is a file of JSON lines with the new columns of each row. A run that was stopped
-makes only the parts that are missing. The rows are written with their new columns when
-all parts are there.
+A part is a file of JSON lines with the new columns of each row. A stopped run, started
+again, makes only the missing parts. The rows with their new columns are written when
+all parts exist.
 """
 
 import hashlib
@@ -33,17 +33,19 @@ COPIED = (
     "negatives",
     "questions",
 )
-"""Columns that are written where a row has them; so are ``image`` and ``positive_images``."""
+"""Columns that are written where a row has them, beside ``image`` and
+``positive_images``.
+"""
 SETTINGS = "parts.json"
 """File of the settings that made the parts in a folder."""
 Columns = Mapping[str, Sequence[Any]]
-"""New columns of some rows."""
+"""Name of a new column -> its values for some rows."""
 Rows = list[dict[str, Any]]
 """Rows with their new columns and their ``split``."""
 
 
 class Report(NamedTuple):
-    """What a program writes of its new columns."""
+    """Output of a program: a table in Markdown, and the rows with their new columns."""
 
     table: str
     rows: Rows
@@ -57,27 +59,27 @@ def add_columns(
     report: Callable[[Rows], Report],
     ids_differ: bool = True,
 ) -> str:
-    """Make the missing parts, and write ``NAME.jsonl`` and ``report.md`` when all are
-    there; return the table, or of a worker a sentence that counts its parts.
+    """Make the missing parts, and write ``NAME.jsonl`` and ``report.md`` when all parts
+    exist; return the table, or for a worker a sentence that counts its parts.
 
-    ``NAME.jsonl`` is a data set of ``data.format: jsonl``: ``rows`` with their new
-    columns, and those of the other splits as they are. Images that are not files are
-    written to ``OUT/images/SPLIT``.
+    ``NAME.jsonl`` is a data set of ``data.format: jsonl``: rows with their new columns,
+    and the rows of other splits unchanged. Images that are not files are written to
+    ``OUT/images/SPLIT``.
 
     Args:
         config: the program's configuration.
-        name: of the file.
-        made_by: what the new columns depend on, beside the data; told in ``report.md``.
+        name: name of the file.
+        made_by: settings that the new columns depend on; noted in ``report.md``.
         columns: makes the new columns of some rows of a split.
-        report: what is written of all rows with their new columns.
-        ids_differ: whether files or captions go by image ids, as they do where images
-            are in memory.
+        report: makes the output from all rows with their new columns.
+        ids_differ: whether image ids must be unique in a split. They must be, in any
+            case, where images are in memory.
 
     Raises:
-        ConfigError: the images are videos, or ``out`` has parts that were made by
-            others, or of other settings or data.
+        ConfigError: the images are videos, or ``out`` has parts of other settings or
+            other data.
         DataError: the data cannot be read, or have no such split; a part is damaged.
-        EvaluationError: an image id by which something goes is in several rows of a split.
+        EvaluationError: an image id that must be unique is in several rows of a split.
     """
     data = build_data(config.data)
     for split, own in data.items():
@@ -127,7 +129,7 @@ def add_columns(
 
 
 def _line(row: dict[str, Any], out: Path) -> dict[str, Any]:
-    """A row as ``data.format: jsonl`` reads it; its image is written to a file if it is none."""
+    """A row for ``data.format: jsonl``; writes its image to a file if it is not one."""
     image = row["image"]
     if not isinstance(image, str | Path):
         folder = out / "images" / file_name(row["split"])
@@ -141,7 +143,7 @@ def _line(row: dict[str, Any], out: Path) -> dict[str, Any]:
 
 
 def write_image(file: Path, image: Any) -> None:
-    """Write an image as PNG unless the file is there."""
+    """Write an image as PNG unless the file exists."""
     if not file.exists():
         opened = load_image(image)
         with atomic_write(file) as written:
@@ -149,9 +151,10 @@ def write_image(file: Path, image: Any) -> None:
 
 
 def file_name(text: str) -> str:
-    """A file's or folder's name for an id or a split: other characters as ``%2F``, and also dots.
+    """Name of a file or folder for an id or a split, with special characters and dots
+    percent-encoded (``%2F``).
 
-    Of a long id the end is a fingerprint: file systems allow 255 bytes.
+    A long name ends in a hash: file systems allow 255 bytes.
     """
     quoted = quote(text, safe="").replace(".", "%2E")
     if len(quoted) > 200:
@@ -160,7 +163,8 @@ def file_name(text: str) -> str:
 
 
 def _check_settings(out: Path, settings: Mapping[str, Any]) -> None:
-    """Record the settings in ``out``; ``ConfigError`` where files in it were made by others.
+    """Record the settings in ``out``. Raises ``ConfigError`` where it has files of
+    other settings.
 
     Times of files may differ.
     """

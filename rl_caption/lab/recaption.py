@@ -1,7 +1,7 @@
 """Programs that copy a data set, part by part, and add generated columns to its rows.
 
-``recaption`` adds a long caption of every image. ``make_positives`` adds what PAC-S
-learns from: further captions of each image, and images generated for its captions.
+``recaption`` adds a long caption of every image. ``make_positives`` adds positives for
+PAC-S: further captions of each image, and images generated for its captions.
 ``write_negatives`` adds false captions of the references.
 """
 
@@ -45,8 +45,7 @@ def recaption(config: RecaptionConfig) -> str:
 
     Raises:
         ConfigError: the recaptioner cannot be made, or ``out`` has parts of other settings.
-        DataError: the data cannot be read, or a new caption is empty, or there are
-            several of an image.
+        DataError: the data cannot be read, or an image got no caption or several.
     """
     recaptioner = load_writer(config.recaptioner, "recaptioner")
 
@@ -71,7 +70,7 @@ def make_positives(config: PositivesConfig) -> str:
     kept.
 
     Raises:
-        ConfigError: what makes them cannot be loaded, or ``out`` has parts of other settings.
+        ConfigError: a model cannot be loaded, or ``out`` has parts of other settings.
         DataError: the data cannot be read, or too few captions or images were made.
     """
     makers: dict[str, Callable[[str, Sequence[Row]], Sequence[Any]]] = {}
@@ -103,13 +102,13 @@ def write_negatives(config: WriteNegativesConfig) -> str:
 
     Raises:
         ConfigError: the writer cannot be made, or ``out`` has parts of other settings.
-        DataError: the data cannot be read, or the writer returned something else than a
-            list of texts for each caption.
+        DataError: the data cannot be read, or the writer did not return a list of texts
+            for each caption.
     """
     writer = load_writer(config.writer, "writer")
 
     def columns(split: str, rows: Sequence[Row]) -> Columns:
-        """Answers to each reference, but for those that are true of the image."""
+        """Answers to each reference, except references of the image."""
         captions = [caption for row in rows for caption in row["references"]]
         answers = iter(answers_of(writer, captions, list[str]))
         negatives: list[list[list[str]]] = []
@@ -128,8 +127,8 @@ def write_negatives(config: WriteNegativesConfig) -> str:
 
 
 def _report(columns: Mapping[str, str], rows: Rows) -> Report:
-    """All rows, and a table: number, length and vocabulary of the texts in some
-    columns, by their headings.
+    """All rows, and a table with the number, mean length and vocabulary of the texts in
+    ``columns`` (heading -> column).
     """
     lines = []
     for heading, key in columns.items():
@@ -152,7 +151,7 @@ def _texts(value: Any) -> list[str]:
 def _images(
     painter: TextToImage, config: PositivesConfig, split: str, rows: Sequence[Row]
 ) -> list[list[str]]:
-    """The image files for the captions of each row; those that do not exist are made."""
+    """Image files for the captions of each row; missing files are generated."""
     folder = Path(config.out) / "positive_images" / file_name(split)
     number = 1 if config.images.captions == "first" else None
     files: list[list[str]] = []
@@ -173,11 +172,10 @@ def _images(
 
 
 def load_writer(config: RecaptionerConfig, key: str) -> Any:
-    """Build what the section ``key`` of a configuration names, a recaptioner or a
-    writer of false captions: it has a ``signature`` and is called with rows, or with
-    captions.
+    """Build the recaptioner, or the writer of false captions, of the section ``key``.
+    It has a ``signature`` and is called with rows, or with captions.
 
-    Raises ``ConfigError`` where that fails.
+    Raises ``ConfigError``.
     """
     name = config.target or ""
     target = load_target(name, f"{key}.target", TARGETS)
@@ -185,10 +183,10 @@ def load_writer(config: RecaptionerConfig, key: str) -> Any:
 
 
 def captions_of(recaptioner: Any, split: str, rows: Sequence[Row]) -> list[list[str]]:
-    """The new captions of each row without blank ones.
+    """New captions of each row, without blank ones.
 
-    Raises ``DataError`` where the recaptioner fails, returns something else than
-    captions, or has none for a row.
+    Raises ``DataError`` where the recaptioner fails, does not return captions, or has
+    none for a row.
     """
     kept = []
     answers = answers_of(recaptioner, rows, str | list[str])

@@ -1,9 +1,10 @@
-"""What writes new captions of images, or false ones of captions: a captioner, a language model.
+"""Models that write new captions of images, or false captions: captioners and language
+models.
 
-A recaptioner has a ``signature``, the model and its options, and a call: rows, which
-may have captions and a prompt, to a new caption of each, or to a list of them. A writer
-of false captions has a signature and a call from captions to false captions of each,
-possibly none.
+A recaptioner has a ``signature`` (the model and its options), and is called with rows,
+which may have captions and a prompt; it returns a new caption of each row, or a list of
+captions. A writer of false captions has a signature, and is called with captions; it
+returns a list of false captions of each, possibly empty.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ PROMPTS = yaml.safe_load(
     Path(__file__).with_name("prompts.yaml").read_text(encoding="utf-8")
 )
 """``captions``: prompts by name; ``negatives``: kind of false caption -> pairs of a
-caption and a false one.
+caption and a false caption.
 """
 FALSE_PROMPT = (
     "Each caption is followed by a false one, which changes it as little as the examples do. "
@@ -33,10 +34,10 @@ FALSE_PROMPT = (
 
 
 def answers_of(target: Any, items: Sequence[Any], kind: Any) -> list[Any]:
-    """What a recaptioner, a writer of false captions or a text-to-image model makes of
-    N items: N answers of the type ``kind``.
+    """Call a recaptioner, a writer of false captions or a text-to-image model with N
+    items; return N answers of the type ``kind``.
 
-    Raises ``DataError`` where it fails, or answers with another type or number.
+    Raises ``DataError`` where it fails, or returns another type or number of answers.
     """
     where = f"{type(target).__module__}:{type(target).__name__}"
     with errors_of_user_code(where, error=DataError):
@@ -50,9 +51,7 @@ def answers_of(target: Any, items: Sequence[Any], kind: Any) -> list[Any]:
 
 
 def model_label(model: str) -> str:
-    """The name of a model. A folder may have other weights later, so its name gets the
-    start of their hash.
-    """
+    """Name of a model; for a folder, with 12 digits of the hash of its weights."""
     from rl_caption.captioners.loading import weights_hash
 
     weights = weights_hash(model)
@@ -60,17 +59,17 @@ def model_label(model: str) -> str:
 
 
 class CaptionerRecaptioner:
-    """Writes captions with a captioner, which may be a vision-language model that is asked for them.
+    """Writes captions with a captioner, or with a vision-language model and a prompt.
 
     Args:
         model: folder of a saved captioner, or its name on the hub.
-        prompt: a vision-language model's question, or the name of one in
+        prompt: prompt of a vision-language model, or the name of a prompt in
             ``prompts.yaml``. ``{caption}`` stands for the image's first caption (alt
             text, for example), ``{prompt}`` for the row's own prompt (a page title, for
             example), ``{image_id}`` for the image's id. None leaves the rows as they
             are.
-        dtype: of the weights of a model of Transformers, such as ``bfloat16``.
-        seed: of sampling.
+        dtype: type of the weights of a model of Transformers, such as ``bfloat16``.
+        seed: random seed of sampling.
         **decode: options of ``Decoding``, greedy with at most 64 tokens and 32 images at a time
             unless it says otherwise. ``num_return_sequences`` (of beam search) or ``num_samples``
             give several captions of each image.
@@ -131,7 +130,7 @@ class SceneRecaptioner:
         self.seed, self.signature = seed, f"scenes[seed{seed}]"
 
     def __call__(self, rows: Sequence[Row]) -> list[str]:
-        """Describe the scenes; a pure function of them and the seed."""
+        """Describe the scenes; a pure function of the scenes and the seed."""
         return [long_reference(row["scene"], self.seed) for row in rows]
 
 
@@ -139,8 +138,8 @@ class LanguageModelWriter:
     """Asks a language model, greedily, for one false caption of each kind.
 
     Args:
-        examples: kind -> pairs of a caption and a false one, which the model is shown;
-            None takes those of ``prompts.yaml``, in the manner of ARO's relations and
+        examples: kind -> pairs of a caption and a false caption for the prompt; None
+            takes the pairs in ``prompts.yaml``, similar to ARO's relations and
             attributes.
         max_new_tokens: most tokens of a false caption.
         **options: ``model`` or ``endpoint`` and others of ``rewards.language.models.build_model``.

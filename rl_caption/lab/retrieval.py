@@ -20,7 +20,7 @@ from rl_caption.lab.config import CompareRetrievalConfig
 from rl_caption.programs.evaluate import load_dual_encoder
 
 Texts = tuple[list[str], list[int]]
-"""[M] captions, and [M] the row of each."""
+"""[M] captions, and [M] row indices of their images."""
 WAYS = ("i2t", "t2i")
 """Image to text, text to image."""
 
@@ -81,10 +81,11 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
 
 
 def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
-    """Return the captions of rows by kind: ``references`` and, where all rows have a
-    long caption, ``long``.
+    """Captions of rows by kind: ``references`` and, where all rows have a long caption,
+    ``long``.
 
-    ``references`` are the short ones where the data use long captions as references.
+    ``references`` are the short captions where the data use long captions as
+    references.
 
     Raises:
         DataError: an image has no reference.
@@ -106,7 +107,7 @@ def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
 
 
 def _recall(ranks: Floats, weights: Weights) -> Floats:
-    """Recall of drawn queries by their ``ranks``, [Q, 1 + K]."""
+    """Recalls [K] of Q queries, drawn ``weights`` [Q] times, from ``ranks`` [Q, 1 + K]."""
     return np.average(
         ranks[:, 1:],
         axis=0,

@@ -37,8 +37,8 @@ def share(config: ShareConfig) -> str:
     where it is.
 
     Raises:
-        ReportError: something is missing, has changed, or belongs to another model.
-            Nothing is copied then.
+        ReportError: a file is missing, has changed, or belongs to another model; raised
+            before anything is copied.
         CheckpointError: ``out`` cannot be written; nothing is left there.
         OSError: the hub refused, or cannot be reached. What was written to ``out`` stays.
     """
@@ -74,9 +74,7 @@ def share(config: ShareConfig) -> str:
 
 
 def find_export(path: Path) -> tuple[Path, RunFolder | None]:
-    """The exported model in a run's folder or in an exported folder, and its run where
-    there is one.
-    """
+    """The exported model in a run's folder, or the folder itself, and its run, if any."""
     for name in ("best", "last"):  # the latter of grpo_vlm
         if (path / "export" / name).is_dir():
             return path / "export" / name, read_run(path)
@@ -90,8 +88,8 @@ def model_card(
     run: RunFolder | None,
     evaluation: EvaluationFolder | None,
 ) -> ModelCard:
-    """The card of an exported model, of the run that trained it, and of an evaluation
-    of its captions; None where that is not known.
+    """Model card of an exported model, with the run that trained it and an evaluation
+    of its captions, if known.
     """
     is_open_clip = (export / "open_clip_config.json").is_file()
     model = {} if is_open_clip else read_object(export / "config.json")

@@ -1,4 +1,4 @@
-"""VBA: how similar a caption is to the caption of an image that was generated from it
+"""VBA: similarity of a caption to the caption of an image that was generated from it
 (docs/papers.md).
 
 Source: Yanuka, Alper, Averbuch-Elor and Giryes, "ICC: Quantifying Image Caption
@@ -43,8 +43,8 @@ class DiffusionImages:
         model: folder or hub name, such as ``stabilityai/stable-diffusion-2``.
         guidance: classifier-free guidance scale, 9 in the paper.
         steps: denoising steps, 20 in the paper.
-        precision: of the weights.
-        seed: of the noise.
+        precision: precision of the weights: ``fp32``, ``fp16`` or ``bf16``.
+        seed: random seed of the noise.
         noise: ``caption`` draws the noise of an image from ``seed`` and the caption, so
             that an image depends neither on the captions before it nor on its batch;
             ``run`` draws all noise one after the other from one generator, as the
@@ -107,11 +107,11 @@ class DiffusionImages:
 
 
 def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
-    """Check the ``model_index.json`` of a pipeline, each of whose parts is a pair of
-    library and class.
+    """Check the ``model_index.json`` of a pipeline: each part is a pair of library and
+    class.
 
     Raises:
-        ValueError: a library, which diffusers would import, is not its own or
+        ValueError: a library, which diffusers would import, is not diffusers,
             Transformers or one of ``pipelines``.
     """
     for name, component in index.items():
@@ -125,7 +125,7 @@ def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
 
 
 def load_text_to_image(name: str, kwargs: Mapping[str, Any]) -> TextToImage:
-    """``diffusers:NAME`` or ``package.module:Class``. ``ValueError`` where it cannot be made."""
+    """Build ``diffusers:NAME`` or ``package.module:Class``. Raises ``ValueError``."""
     with naming(f"text_to_image {name}", (ConfigError, TypeError)):
         if name.startswith("diffusers:"):
             return DiffusionImages(name.removeprefix("diffusers:"), **kwargs)
@@ -135,22 +135,24 @@ def load_text_to_image(name: str, kwargs: Mapping[str, Any]) -> TextToImage:
 
 class VisualBottleneck:
     """VBA: similarity of a caption to the caption of an image generated from it, in [0,
-    1]; it is given no image.
+    1]. It needs no image.
 
-    Captions without a word get 0.
+    Blank captions get 0.
 
     Args:
-        captioner: folder of a captioner, or the name of one on the hub.
+        captioner: folder of a captioner, or its name on the hub.
         text_to_image: ``diffusers:NAME``, or ``package.module:Class``, a ``TextToImage``.
-        text_to_image_kwargs: its arguments.
+        text_to_image_kwargs: arguments of ``text_to_image``.
         similarity: a reward whose references are the caption, or ``edit_distance``;
             clipped to [0, 1].
-        similarity_kwargs: its arguments, such as ``{model: roberta-large}``.
-        num_beams: of the captioner.
-        num_return_sequences: beams of which the most similar counts: 1 in the released
-            code, 5 in the paper.
-        max_new_tokens: of the captioner.
-        prompt: of the captioner, ``a photo of `` in the released code; None is its own.
+        similarity_kwargs: arguments of ``similarity``, such as ``{model:
+            roberta-large}``.
+        num_beams: beam width of the captioner.
+        num_return_sequences: number of beams whose most similar caption counts: 1 in
+            the released code, 5 in the paper.
+        max_new_tokens: longest caption of the captioner, in tokens.
+        prompt: prompt of the captioner, ``a photo of `` in the released code; None is
+            its own.
         device: None is the process's current CUDA device if there is one, else the CPU.
         batch_size: images at once, at least 1.
 
@@ -198,7 +200,7 @@ class VisualBottleneck:
     def __call__(
         self, prompts: Sequence[Any] | None, completions: Sequence[Any], **columns: Any
     ) -> list[float]:
-        """Score N captions. ``RewardError`` where the similarity fails."""
+        """Score N captions. Raises ``RewardError`` where the similarity fails."""
         texts = as_texts(completions)
         scores = [0.0] * len(texts)
         rows = [row for row, text in enumerate(texts) if text.strip()]
@@ -213,8 +215,8 @@ class VisualBottleneck:
 
     @torch.no_grad()
     def rewrite(self, captions: Sequence[str]) -> list[list[str]]:
-        """The captioner's ``num_return_sequences`` captions, best first, of the image
-        of each of B captions.
+        """B lists of ``num_return_sequences`` captions, best first, of the images
+        generated from B captions.
         """
         images = answers_of(self._images, captions, Any)
         rows: list[Row] = [

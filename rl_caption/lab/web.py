@@ -55,11 +55,11 @@ def build_page(config: WebConfig, table: Table) -> Any:
 
 
 def make_table(config: WebConfig) -> Table:
-    """Load the captioners and judges of a configuration, and return what captions photos with them.
+    """Load the captioners and judges, and return a function that captions photos.
 
-    It takes the paths of photos, and references of all of them, one in each line, and
-    returns a line for each captioner and photo: photo, captioner, caption, scores of
-    the judges. Without references, a judge that compares with them gives no score.
+    The function takes paths of photos, and references of all photos, one in each line.
+    It returns a row for each captioner and photo: photo, captioner, caption, scores of
+    the judges. Without references, a judge that needs references gives no score.
 
     Raises:
         ConfigError: a judge cannot be built, or needs more than one photo.
@@ -86,7 +86,7 @@ def make_table(config: WebConfig) -> Table:
         captioners[name].policy.to(accelerator.device)
 
     def table(photos: Sequence[str] | None, references: str) -> list[list[Any]]:
-        """A line for each photo and captioner: caption, and scores of the judges."""
+        """A row for each captioner and photo: caption, and scores of the judges."""
         texts = [line.strip() for line in references.splitlines() if line.strip()]
         rows: list[Row] = []
         for photo in dict.fromkeys(photos or []):

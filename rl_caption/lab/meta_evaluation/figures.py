@@ -27,7 +27,9 @@ from rl_caption.evaluation.confidence import Floats, Weights, estimates
 from rl_caption.lab.meta_evaluation.sets import JudgementSet
 
 LENGTHS = (10, 20, 40, 60, 100)
-"""Largest numbers of words of all classes of captions by length but the last."""
+"""Largest numbers of words of the classes of captions by length; the last class has
+none.
+"""
 
 
 @dataclass(frozen=True)
@@ -40,15 +42,15 @@ class Figure:
     value: float | None
     """A correlation in [-1, 1] or an accuracy in [0, 1]; None where it is not defined."""
     count: int
-    """Judgements or pairs that it is computed from."""
+    """Number of judgements or pairs that it is computed from."""
     low: float | None = None
-    """Ends of the 95 % bootstrap interval; None where it was not asked for or is not defined."""
+    """Lower end of the 95 % bootstrap interval; None without one."""
     high: float | None = None
     published: bool = False
     """Whether it is the correlation that papers print for the set."""
     note: str = ""
     table: Literal["main", "correlations", "lengths"] = "main"
-    """The table that it stands in."""
+    """The table that shows it."""
 
 
 CORRELATIONS: dict[str, Callable[[Floats, Floats], float]] = {
@@ -60,8 +62,8 @@ CORRELATIONS: dict[str, Callable[[Floats, Floats], float]] = {
     "spearman": lambda scores, ratings: stats.spearmanr(scores, ratings).statistic,
     "1 / r^2": lambda scores, ratings: stats.pearsonr(scores, ratings).statistic ** -2,
 }
-"""Of [N] scores and ratings; infinite or NaN where it is not defined. The SPECS paper
-prints the last one as "1 - R^2" in its own rows.
+"""Name -> correlation of [N] scores and ratings; infinite or NaN where it is not
+defined. The SPECS paper prints the last one as "1 - R^2" in its own rows.
 """
 
 
@@ -76,15 +78,15 @@ def rated_figures(
 
     ``main``: the published figures, tau_b and tau_c, with intervals of ``resamples``
     draws of images; tau_b within images where the set asks for it. ``correlations``:
-    the other ones of ``CORRELATIONS``. ``lengths``: Pearson's r and tau_b of the
-    captions of each class by number of words. Source of the latter two: Chen et al.,
+    the other ``CORRELATIONS``. ``lengths``: Pearson's r and tau_b of the captions of
+    each class by number of words. Source of the latter two tables: Chen et al.,
     "SPECS", EMNLP 2025, table 2 and figure 3.
     """
     both = np.array([scores, judged.ratings], np.float64)
     main = list(dict.fromkeys([*judged.published, "tau_b", "tau_c"]))
 
     def statistic(weights: Weights) -> list[float]:
-        """Correlations of a resample, in which item i is ``weights[i]`` times."""
+        """Correlations of a resample that contains item i ``weights[i]`` times."""
         drawn = np.repeat(both, weights, axis=1)
         return [_correlate(name, drawn) for name in main]
 
@@ -131,9 +133,9 @@ def _correlation(name: str, both: Floats, **options: Any) -> Figure:
 def _within_images(image_ids: Sequence[str], both: Floats) -> Figure:
     """tau_b within each group (the captions of one image), averaged over groups.
 
-    Groups whose ratings are all equal are left out, for every metric the same ones.
+    Groups whose ratings are all equal are left out, the same groups for every metric.
     Where only the scores are equal, tau_b is 0 / 0 and counts as 0: the metric orders
-    nothing, and leaving such groups out would reward it.
+    nothing, and would gain if these groups were left out.
     """
     groups = defaultdict[str, list[Floats]](list)
     for image_id, pair in zip(image_ids, both.T, strict=True):
@@ -156,12 +158,12 @@ def order_figures(
     resamples: int = 0,
     seed: int = 0,
 ) -> list[Figure]:
-    """Share of N rows whose captions' scores are in order, by condition and figure of the set.
+    """Fraction of N rows whose captions' scores are in order, by condition and order.
 
-    ``scores`` is condition of the references -> [N, K]; a metric without references has
-    the one condition "". ``cosines``, [N, K (K - 1) / 2], are between the captions of a
-    row; without them the figures of texts alone are left out. Each has a figure for
-    each kind, where the set shows them, and a summary.
+    ``scores`` maps a condition of the references to [N, K]; a metric without references
+    has the one condition "". ``cosines`` [N, K (K - 1) / 2] are between the captions of
+    a row; without them the figures of texts alone are left out. Each condition and
+    order has a figure for each kind, if the set shows kinds, and a summary.
     """
     if judged.by_image:
         _, places, images = np.unique(
@@ -197,13 +199,13 @@ def order_figures(
 
 
 def wins(margins: Floats, better: Floats, ties: str = "wrong") -> Floats:
-    """What each of N rows counts, [N]: 1 if the scores are in order, 0 if not.
+    """Credit of each of N rows, [N] in [0, 1]: 1 if the scores are in order, 0 if not.
 
-    ``margins`` [N, P] are of P pairs of scores, the first less the second. ``better``
-    [N] is 1 where the first must be the higher one and 0 where the second must; rows on
-    which people are divided evenly (0.5) count 0.5. Equal scores are wrong; with
-    ``half`` they count by the probability of the order if equal scores are in a random
-    one.
+    ``margins`` [N, P] are differences of P pairs of scores, the first less the second.
+    ``better`` [N] is 1 where the first score must be higher and 0 where the second
+    must; rows on which people are divided evenly (0.5) count 0.5. Equal scores are
+    wrong; with ``half`` they count by the probability of the right order if equal
+    scores are ordered at random.
     """
     signed = np.where(better == 0, -1, 1)[:, None] * margins
     in_order = signed >= 0 if ties == "half" else signed > 0
@@ -216,7 +218,7 @@ def wins(margins: Floats, better: Floats, ties: str = "wrong") -> Floats:
 def _accuracies(
     judged: JudgementSet, title: str, won: Floats, resamples: int, seed: int
 ) -> list[Figure]:
-    """The accuracy of each kind, then the summary, of what [N] rows count."""
+    """Accuracy of each kind, then the summary, from the credit [N] of rows (``wins``)."""
     kinds = [row.kind for row in judged.rows]
     names = list(dict.fromkeys(kinds))
     numbers = np.array(list(map(names.index, kinds)))

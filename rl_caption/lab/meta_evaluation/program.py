@@ -1,6 +1,4 @@
-"""Scores sets of human judgements with metrics and reports how well they agree: the
-program behind ``judge``.
-"""
+"""The program ``judge``: how well metrics agree with sets of human judgements."""
 
 import logging
 import sys
@@ -56,7 +54,7 @@ NAMES: dict[str, tuple[str, str, dict[str, Any]]] = {
 """Name on the command line -> heading, name of the reward, its arguments."""
 CORRELATED = ("tau", "pearson", "spearman")
 PLAIN = "1 / r^2"
-"""The figure that is printed as it is, all others times 100."""
+"""Figure that is printed without the factor 100."""
 
 
 class ToolkitMetric:
@@ -64,7 +62,7 @@ class ToolkitMetric:
     COCO toolkit, in [0, 1].
 
     Captions and references are tokenised by ``rewards.text.tokenize``. Not for
-    training: every call starts a Java program. ``JavaError`` where that fails.
+    training: every call starts a Java program. Raises ``JavaError`` where this fails.
     """
 
     columns = frozenset({"references"})
@@ -98,17 +96,17 @@ def build_metrics(
     judges: Mapping[str, JudgeConfig],
     judgement_sets: Sequence[JudgementSet] = (),
 ) -> dict[str, Reward]:
-    """Return heading -> metric.
+    """Build metrics: heading -> metric.
 
     Args:
-        names: of ``NAMES``, ``bleu`` (BLEU-1 to 4), or rewards that need no arguments;
-            with commas, or a list.
+        names: names in ``NAMES``, ``bleu`` (BLEU-1 to 4), or rewards that need no
+            arguments; a list, or separated by commas.
         judges: heading -> reward with arguments. CIDEr-D is without EOS unless its
             arguments say otherwise.
         judgement_sets: the sets that will be scored.
 
     Raises:
-        ConfigError: one does not exist, or needs what a set does not have.
+        ConfigError: a metric does not exist, or a set lacks what it needs.
     """
     asked = {}
     for name in names.split(",") if isinstance(names, str) else names:
@@ -128,7 +126,7 @@ def build_metrics(
 def check_columns(
     heading: str, columns: frozenset[str], judgement_sets: Sequence[JudgementSet]
 ) -> None:
-    """Refuse a metric that needs columns or images which the sets do not have."""
+    """Raise ``ConfigError`` where a metric needs columns or images that a set lacks."""
     lacking = [
         f"the column {name!r}" for name in columns - {"references", "image", "image_id"}
     ]
@@ -149,30 +147,33 @@ def check_columns(
 
 @dataclass
 class SetResult:
-    """All metrics on one set, or on one part of it, by the heading of the metric."""
+    """Figures of all metrics on one set, or on one part of it."""
 
     name: str
     description: str
     convention: str
     excluded: Mapping[str, int]
-    """Why judgements of the files are not among them -> how many."""
+    """Reason for leaving out judgements of the files -> their number."""
     drawn: str
-    """What is drawn with replacement for the intervals."""
+    """Units that are drawn with replacement for the intervals: images or captions."""
     figures: dict[str, list[Figure]] = field(default_factory=dict)
-    """None for a metric that could not be computed."""
+    """Heading of a metric -> its figures; empty for a metric that could not be
+    computed.
+    """
     signatures: dict[str, str] = field(default_factory=dict)
-    """Of metrics, or why one could not be computed."""
+    """Heading of a metric -> its signature, or why it could not be computed."""
 
 
 def compare_with_people(config: JudgeSetConfig) -> str:
     """Score a set with all metrics, write the tables and return them as Markdown.
 
-    The tables are written after every metric, so that finished figures survive one that fails.
+    The tables are written after every metric, so that finished figures survive a
+    failure.
 
     Raises:
-        ConfigError: a setting or metric that does not exist, or a metric that needs
-            what the set does not have.
-        DataError: files that are missing, wrong or incomplete.
+        ConfigError: a setting or metric does not exist, or the set lacks what a metric
+            needs.
+        DataError: files are missing, wrong or incomplete.
         RewardError: a metric failed.
         EvaluationError: the results cannot be written.
     """
@@ -212,7 +213,9 @@ def compare_with_people(config: JudgeSetConfig) -> str:
 
 
 def _signature(judged: JudgementSet, metric: Reward) -> str:
-    """Signature of a metric on a set, with the texts that its tokenizer was not tested on."""
+    """Signature of a metric on a set, with the number of texts that its tokenizer was
+    not tested on.
+    """
     signature = metric.signature
     if isinstance(metric, CiderD) and metric.df is None:
         signature += "+df[one document for each judgement]"
@@ -231,8 +234,8 @@ def _describe(judged: JudgementSet) -> str:
 def score_set(
     judged: JudgementSet, metric: Reward, resamples: int = 0, seed: int = 0
 ) -> list[Figure]:
-    """Score a set with one metric and compute its figures of agreement, with intervals
-    of ``resamples`` draws.
+    """Score a set with one metric, and compute its figures of agreement with bootstrap
+    intervals of ``resamples`` draws.
     """
     conditions = judged.conditions if "references" in metric.columns else [""]
     scores = {
@@ -251,12 +254,12 @@ def score_set(
 
 
 def _score(judged: JudgementSet, metric: Reward, condition: int) -> Floats:
-    """Score all captions in one call, equal ones once: [N, K].
+    """Score all captions in one call, equal captions once: [N, K].
 
-    ``condition`` is the number of the list of references that the metric sees. CIDEr-D
-    without document frequencies of its own counts one document for each judgement, not
-    one for each image, as the published figures do (pycocoevalcap on all judgements in
-    one call).
+    ``condition`` is the index of the list of references that the metric sees. CIDEr-D
+    without document frequencies of its own counts one document for each judgement
+    instead of each image, as the published figures do (pycocoevalcap on all judgements
+    in one call).
     """
     counting = isinstance(metric, CiderD) and metric.df is None
     keys, images = [], {}

@@ -10,8 +10,9 @@ of all steps k = 1 .. K - 1 over all captions,
 
 Both inequalities are strict, so a tie fails, and every step weighs the same (micro
 average). The paper prints the inequality of SR_neg the other way round; this is the
-direction that its text and its loss mean. A metric that ignores the caption has 0 and
-0, one that guesses 0.5 and 0.5, one that rewards length alone 1 and 0: read both.
+direction that its text and its loss mean. A metric that ignores the caption has rates 0
+and 0, a guessing metric 0.5 and 0.5, a metric that rewards length alone 1 and 0: read
+both.
 """
 
 import math
@@ -43,13 +44,13 @@ class Chain(NamedTuple):
     """
 
     captions: Sequence[Any]
-    """[K]"""
+    """[K] captions or their scores, c_1 to c_K."""
     negatives: Sequence[Any]
-    """[K - 1], n_1 to n_K-1."""
+    """[K - 1] false captions or their scores, n_1 to n_K-1."""
 
 
 class SpecificityRates(NamedTuple):
-    """SR_pos and SR_neg, both in [0, 1], and how many captions and steps (T) they are of."""
+    """SR_pos and SR_neg, both in [0, 1], and the numbers of captions and of steps (T)."""
 
     positive: float
     negative: float
@@ -58,8 +59,8 @@ class SpecificityRates(NamedTuple):
 
 
 def measure_rates(config: SpecificityRatesConfig) -> str:
-    """Write ``specificity.md``, the rates of each judge on the first caption of each
-    image, and return it.
+    """Compute the rates of each judge on the first caption of each image, write them to
+    ``specificity.md``, and return the table.
 
     Raises:
         ConfigError: a judge cannot be made.
@@ -113,7 +114,8 @@ def released_specificity_rates(cosines: Sequence[Chain]) -> SpecificityRates:
     never stored; of the others, n = (number of cosines above 0) - 1; captions with n <=
     1 are skipped; the first n steps are averaged for each caption, then over captions
     (macro average). So cosines below 0 leave out steps and captions, and which ones
-    depends on the metric. The code works on cosines in half precision, which ties more.
+    depends on the metric. The released code's cosines are in half precision, with more
+    ties.
     """
     rates, steps = [], 0
     for chain in cosines:
@@ -139,7 +141,7 @@ def make_chains(
     seed: int = 0,
     shuffle_rate: float = 0.0,
 ) -> list[Chain | None]:
-    """Grow N captions unit by unit, with a negative at each step, made as those of
+    """Grow N captions unit by unit, with a negative at each step, made as in
     ``make_triplets``.
 
     A chain ends early where no other image has a unit for its next negative. It is None
@@ -147,9 +149,10 @@ def make_chains(
     result depends on the arguments alone.
 
     Args:
-        captions: [N].
-        image_ids: [N]; no unit is taken from a caption of the same image.
-        seed: decides which units negatives are made of.
+        captions: [N] whole captions.
+        image_ids: [N] image of each caption; no unit is taken from a caption of the
+            same image.
+        seed: random seed of the units of negatives.
         shuffle_rate: fraction of negative units whose words are shuffled. The released
             evaluation shuffles none, so that a metric cannot win by noticing broken
             English.
@@ -175,7 +178,7 @@ def make_chains(
 def score_rows(
     reward: Reward, rows: Sequence[Row], seed: int = 0, shuffle_rate: float = 0.0
 ) -> list[Chain]:
-    """Scores of the chains that grow from the first reference of each row."""
+    """Score the chains that grow from the first reference of each row."""
     captions = [row["references"][0] for row in rows]
     ids = [row["image_id"] for row in rows]
     chains, images = [], []
@@ -190,8 +193,8 @@ def score_rows(
 def score_chains(
     reward: Reward, chains: Sequence[Chain], columns: Mapping[str, Sequence[Any]]
 ) -> list[Chain]:
-    """Score every text of N chains with a reward; ``columns`` are [N] values of what it
-    needs: ``image``, ...
+    """Score every text of N chains with a reward; ``columns`` have N rows: ``image``,
+    ...
     """
     texts: list[str] = []
     owners: list[int] = []

@@ -1,4 +1,4 @@
-"""What the cells of the published tables measure, by the programs' own functions."""
+"""Measure the cells of published tables, by the programs' own functions."""
 
 # ruff: noqa: B019 - one table is made in a run
 
@@ -45,12 +45,12 @@ from rl_caption.runtime.errors import ConfigError, config_errors
 
 VIDEOS = ("vatex_eval", "activitynet_foil")
 CHOICES = ("figure", "figures", "part", "factor")
-"""What chooses among the values of one measurement."""
+"""Keys that choose among the values of one measurement."""
 Values = Mapping[str, Any]
 
 
 class Measures:
-    """Measures the cells of a table; data, models and scores are kept for further cells."""
+    """Measures the cells of a table; keeps data, models and scores for further cells."""
 
     def __init__(self, table: Table, config: ReproduceConfig) -> None:
         self.table, self.config = table, config
@@ -62,8 +62,8 @@ class Measures:
         self._builder = RewardBuilder()
 
     def obstacle(self, cell: Cell) -> str | None:
-        """What is missing for a cell, as far as that is known without reading anything;
-        None where nothing is.
+        """What is missing for a cell, as far as known without reading a file; None
+        where nothing is missing.
         """
         how = cell.how
         model: Any = how.get("model")
@@ -81,7 +81,9 @@ class Measures:
         return None
 
     def measure(self, cell: Cell) -> float:
-        """Measure a cell in the unit of the table. ``UserError`` where its value is not defined."""
+        """Measure a cell in the unit of the table. Raises ``UserError`` where its value
+        is not defined.
+        """
         how = cell.how
         if "mean" in how:
             return fmean(map(self.measure, self._averaged(cell)))
@@ -102,7 +104,7 @@ class Measures:
         return value * float(how.get("factor", 1))
 
     def _averaged(self, cell: Cell) -> list[Cell]:
-        """The cells whose mean a cell is."""
+        """The cells that a cell is the mean of."""
         names = cell.how["mean"]
         row = [one for one in self.table.cells if one.row == cell.row]
         plain = [one for one in row if "mean" not in one.how]
@@ -164,7 +166,7 @@ class Measures:
         )
 
     def _reward(self, name: str, how: Values) -> Reward:
-        """A reward whose weights are those of the model that the user named."""
+        """A reward with the weights that the user named for the model."""
         options = dict(how.get("kwargs", {}))
         if "model" in how:
             backbone, _, pretrained = self.models[how["model"]].partition("@")
@@ -182,7 +184,7 @@ class Measures:
 
     @cache
     def _specificity(self, model: str, data: str) -> Mapping[str, float]:
-        """As the released code averages: ``released_specificity_rates``, of cosines."""
+        """``released_specificity_rates`` of the model's cosines."""
         how = {"model": model, "kwargs": {"scale": "shifted"}}
         cosines = []
         for scored in score_rows(self._reward("specs", how), self._rows(data)):

@@ -28,7 +28,7 @@ from rl_caption.runtime.errors import ConfigError, UserError
 
 
 def main(config: ReproduceConfig) -> int:
-    """Make a table, or list what there is."""
+    """Make a table, or list the tables."""
     if len(config.which) < 2:
         for name in config.which or PAPERS:
             print("\n".join(list_tables(load_paper(name))))
@@ -43,13 +43,13 @@ def main(config: ReproduceConfig) -> int:
 
 
 def reproduce(table: Table, config: ReproduceConfig) -> str:
-    """Measure what can be measured of a table, and return it as Markdown.
+    """Measure the measurable cells of a table, and return it as Markdown.
 
-    A cell that cannot be measured says why, and the others are measured.
+    A cell that cannot be measured gets a reason; the other cells are measured.
 
     Raises:
-        ConfigError: nothing of the table can be measured, because of what was not
-            named; the message says what. This is found before any work.
+        ConfigError: no cell can be measured, because data or models were not named; the
+            message names them. Raised before anything is measured.
     """
     quiet_libraries()
     folder = None if config.out is None else check_writable(config.out)
@@ -87,7 +87,7 @@ def reproduce(table: Table, config: ReproduceConfig) -> str:
 
 
 def _reasons(cells: Sequence[Cell]) -> list[str]:
-    """Each reason once, with the rows and columns that it is of."""
+    """Each reason once, with its rows and columns."""
     missing = defaultdict[str, dict[str, list[str]]](dict)
     for cell in cells:
         if cell.reason is not None:
@@ -104,7 +104,7 @@ def _reasons(cells: Sequence[Cell]) -> list[str]:
 
 
 def as_markdown(table: Table) -> str:
-    """A line for each cell that was measured; then the rows that were not, with the
+    """A line for each measured cell; then the rows that were not measured, with the
     reasons, and notes.
     """
     lines, equal = [], []
@@ -130,8 +130,8 @@ def as_markdown(table: Table) -> str:
 
 
 def list_tables(paper: Paper) -> Iterator[str]:
-    """Say for each table which data and weights it needs, which rows can be made, and
-    why the others cannot.
+    """Yield for each table the data and weights that it needs, the rows that can be
+    made, and why other rows cannot.
     """
     yield f"# {paper.name}: {paper.title}"
     for table in paper.tables.values():

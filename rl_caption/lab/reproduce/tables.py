@@ -1,13 +1,13 @@
 """The published tables, ``PAPER.yaml``, and the data that they are measured on, ``data.yaml``.
 
-A paper's file has its ``tables``: the columns with what measures them, and the rows
-with their published values and where their scores come from. ``metrics`` name the
-source of a row in any table, ``default`` that of all other rows; a table's own
+A paper's file has its ``tables``: the columns with their measurements, and the rows
+with their published values and the sources of their scores. ``metrics`` name the source
+of a row in any table, ``default`` the source of all other rows; a table's own
 ``metrics`` and ``default`` come first. A source is one of
 
 - ``name``: a metric of ``judge``;
 - ``reward`` (with ``kwargs``) and ``model``: a reward, and a name of the paper's ``models``, whose
-  weights the user names; ``row`` is a model that is named as the row;
+  weights the user names; a model ``row`` has the row's name;
 - ``captions``: captions that the user evaluates, and ``how`` to make them;
 - ``why``: the reason why the row cannot be made.
 
@@ -32,19 +32,19 @@ from rl_caption.runtime.errors import ConfigError
 FOLDER = Path(__file__).parent
 PAPERS = ("l_clipscore", "pac_s", "specs", "icc", "semantic_guidance")
 ROW = "row"
-"""In place of a model's name: the name of the row."""
+"""Name of a model that stands for the name of its row."""
 
 
 @dataclass
 class Cell:
-    """One published value of a table, and what was measured, or why nothing was."""
+    """One published value of a table, and the measured value, or why there is none."""
 
     row: str
     column: str
     published: Decimal
-    """With the digits that are printed."""
+    """Published value, with the printed digits."""
     how: Mapping[str, Any]
-    """What measures it: the entries of its row and column."""
+    """How it is measured: the entries of its row and column."""
     measured: float | None = None
     reason: str | None = None
 
@@ -67,9 +67,9 @@ class Table(NamedTuple):
     """Its number, as the paper writes it."""
     title: str
     cells: Sequence[Cell]
-    """Row by row; where nothing is printed there is none."""
+    """The cells, row by row, without empty ones."""
     models: Mapping[str, str]
-    """Name of a model -> which weights it is, where they are from and what they cost."""
+    """Name of a model -> its weights, their source and their size."""
     notes: Sequence[str]
 
     @property
@@ -91,7 +91,7 @@ class Paper(NamedTuple):
 
 
 def load_paper(name: str) -> Paper:
-    """Read the tables of one of ``PAPERS``."""
+    """Read the tables of one of ``PAPERS``. Raises ``ConfigError`` for another name."""
     if name not in PAPERS:
         raise ConfigError(f"paper is {name!r}: expected one of {', '.join(PAPERS)}")
     text = (FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
@@ -115,7 +115,7 @@ def load_paper(name: str) -> Paper:
 def _table(
     paper: str, key: str, content: Any, table: Any, printed: Mapping[str, Sequence[str]]
 ) -> Table:
-    # A table's own sources come before those of the paper.
+    # A table's own sources come before the paper's.
     own, default = table.get("metrics", {}), table.get("default")
     models = dict(content["models"])
     cells = []
@@ -148,8 +148,8 @@ def _table(
 
 
 def find_table(paper: str, key: str, names: Sequence[str] | None = None) -> Table:
-    """A table by its paper and number, with all or some of its rows. ``ConfigError``
-    says what there is.
+    """A table by its paper and number, with all or some of its rows. Raises
+    ``ConfigError``, which lists the known tables or rows.
     """
     tables = load_paper(paper).tables
     if key.upper() not in tables:
@@ -171,14 +171,15 @@ def data_sets() -> Mapping[str, Mapping[str, Any]]:
 
 
 def describe_data(name: str) -> str:
-    """Which files a data set has, where they are from and what they cost."""
+    """The files of a data set, their source and their size, in words."""
     entry = data_sets()[name]
     files = " or ".join(map(", ".join, entry.get("files", [["its images"]])))
     return f"{name} ({files}), from {entry['from']}; {entry['cost']}"
 
 
 def find_data(table: Table, folders: Sequence[str]) -> dict[str, Path]:
-    """Find the data sets of a table in folders and the folders below them: data set -> its folder.
+    """Find the data sets of a table in folders and their subfolders: data set ->
+    folder.
 
     Raises:
         ConfigError: a folder has none of the files that the table needs.

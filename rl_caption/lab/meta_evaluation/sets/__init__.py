@@ -50,16 +50,16 @@ def load(
     partial: bool = False,
     kwargs: Mapping[str, Any] | None = None,
 ) -> Sequence[JudgementSet]:
-    """Read the set ``name`` of ``SETS``, in one part or several; ``kwargs`` is what
-    else it takes, such as ``aspect``.
+    """Read the set ``name`` of ``SETS``, in one part or several; ``kwargs`` are further
+    arguments, such as ``aspect``.
 
-    ``folder`` has its files (None: the current one), ``images`` its photos (None looks
-    below ``folder``), and ``partial`` accepts other numbers of judgements than the
-    published ones.
+    ``folder`` has its files (None: the current folder), ``images`` its photos (None
+    looks below ``folder``), and ``partial`` accepts other numbers of judgements than
+    the published ones.
 
     Raises:
-        ConfigError: an argument that the set does not take.
-        DataError: an unknown name, or files that are missing, wrong or incomplete.
+        ConfigError: the set does not take an argument.
+        DataError: the name is unknown, or files are missing, wrong or incomplete.
     """
     if name not in SETS:
         raise DataError(

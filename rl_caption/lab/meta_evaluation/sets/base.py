@@ -1,4 +1,4 @@
-"""What a set of judgements is, and what the readers of its files share."""
+"""Sets of judgements, and functions that the readers of their files share."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ from rl_caption.data.base import DataError
 from rl_caption.data.plain_files import parse_json, single_spaced
 
 READING = (LookupError, TypeError, ValueError, AttributeError)
-"""What Python raises for a row that is not as expected."""
+"""Errors that Python raises for a malformed row."""
 Image = ImageSource | Frames
 Order = Mapping[str, Sequence[tuple[int, int]]]
 """Figure -> pairs (i, j): the i-th score must be above the j-th, in all pairs of a row
@@ -22,7 +22,7 @@ that is right.
 
 
 class Judged(NamedTuple):
-    """Captions of one image and what people say of them: a row of a set of judgements.
+    """Captions of one image and people's judgement of them: a row of a set.
 
     A rated set has one caption a row, with its ``rating``. Other sets have K captions a
     row, whose scores must be in order.
@@ -30,28 +30,30 @@ class Judged(NamedTuple):
 
     image_id: str
     captions: Sequence[str]
-    """[K] as written."""
+    """[K] captions as written."""
     rating: float | None = None
-    """Of the only caption; higher is better."""
+    """Rating of the only caption; higher is better."""
     better: float = 1.0
-    """Of a pair: 1 where the first caption is better, 0 the second, 0.5 where people are divided."""
+    """Better caption of a pair: 1 is the first, 0 the second, 0.5 where people are
+    divided.
+    """
     kind: str = ""
     """Category of the captions."""
     references: Sequence[Sequence[str]] = ()
-    """A list for each of the set's ``conditions``; empty where the set has no references."""
+    """A list of references for each of the set's ``conditions``; empty without any."""
     image: Image | None = None
-    """Not opened; None where the set was found without its images."""
+    """The image, not opened; None where the set was found without its images."""
 
 
 class JudgementSet(NamedTuple):
-    """N rows with as many captions each, and how scores are compared with them."""
+    """N rows with K captions each, and how scores are compared with people."""
 
     name: str
     rows: Sequence[Judged]
     convention: str
-    """What is compared with what, in a line."""
+    """How scores are compared with people, in a line."""
     excluded: Mapping[str, int] = {}
-    """Why judgements of the files are not among the N -> how many."""
+    """Reason for leaving out judgements of the files -> their number."""
     conditions: Sequence[str] = ("",)
     """Names of the lists of references of a row, such as ``4 references`` or ``draw 1``."""
     published: Sequence[str] = ()
@@ -61,23 +63,25 @@ class JudgementSet(NamedTuple):
     text_alone: bool = False
     """Whether captions are rated without an image."""
     released: Mapping[str, Sequence[float]] = {}
-    """Heading -> [N] scores that the files have, which are compared with people, too."""
+    """Heading -> [N] scores of the files themselves, which are compared with people,
+    too.
+    """
     above: Order = {"": [(0, 1)]}
-    """Of the scores of the K captions of a row."""
+    """Order of the scores of a row's K captions."""
     texts_above: Order = {}
-    """Of the cosines of the pairs of captions (0, 1), (0, 2), ..., for metrics with a
-    text encoder.
+    """Order of the cosines of the pairs of captions (0, 1), (0, 2), ..., for metrics
+    with a text encoder.
     """
     ties: Literal["wrong", "half"] = "wrong"
-    """What equal scores count as; ``half`` is the expectation in a random order."""
+    """Credit for equal scores; ``half`` is the expectation in a random order."""
     averaged: bool = False
     """Whether conditions are draws of one experiment, whose accuracies are averaged."""
     shown_kinds: bool = True
-    """Whether each kind is a figure; without, only the summary is."""
+    """Whether each kind has a figure; otherwise only the summary has."""
     by_image: bool = False
     """Whether the scores of an image's rows are summed before captions are compared."""
     summary: Literal["all", "kinds"] = "all"
-    """What the summary averages over: all rows alike, or the accuracies of the kinds."""
+    """Values that the summary averages: all rows alike, or the accuracies of the kinds."""
 
     @property
     def image_ids(self) -> list[str]:
@@ -85,22 +89,22 @@ class JudgementSet(NamedTuple):
 
     @property
     def images(self) -> list[Image]:
-        """[N]; empty where the set was found without its images."""
+        """[N] images; empty where the set was found without its images."""
         return [row.image for row in self.rows if row.image is not None]
 
     @property
     def captions(self) -> list[str]:
-        """[N * K], one row after the other."""
+        """[N * K] captions, one row after the other."""
         return [caption for row in self.rows for caption in row.captions]
 
     @property
     def references(self) -> list[Sequence[str]]:
-        """[N] lists of the first condition; empty where the set has no references."""
+        """[N] lists of references of the first condition; empty without references."""
         return [row.references[0] for row in self.rows if row.references]
 
     @property
     def ratings(self) -> list[float]:
-        """[N]; empty where captions are compared with each other."""
+        """[N] ratings; empty where captions are compared with each other."""
         return [row.rating for row in self.rows if row.rating is not None]
 
 
@@ -111,7 +115,9 @@ def rated(
     references: Sequence[str] = (),
     photo: Any = None,
 ) -> Judged:
-    """A row of a rated set; ``ValueError`` for a rating that is no finite number."""
+    """A row of a rated set. Raises ``ValueError`` for a rating that is no finite
+    number.
+    """
     value = float(rating)
     if not math.isfinite(value):
         raise ValueError(f"the rating is {rating}")
@@ -126,7 +132,9 @@ def rated(
 
 
 def captions_of(texts: Sequence[str]) -> list[str]:
-    """Texts with single spaces, without the blank ones; ``ValueError`` where none is left."""
+    """Texts with single spaces, without blank ones. Raises ``ValueError`` where none is
+    left.
+    """
     captions = [single_spaced(text) for text in texts if text.strip()]
     if isinstance(texts, str) or not captions:
         raise ValueError(f"expected a list of captions, not {texts!r:.80}")
@@ -134,7 +142,7 @@ def captions_of(texts: Sequence[str]) -> list[str]:
 
 
 class Files(NamedTuple):
-    """Where the files of a set are: its ``folder``, and the user's folder of ``images`` if any."""
+    """Files of a set: its ``folder``, and the user's folder of ``images`` if any."""
 
     name: str
     folder: Path
@@ -142,10 +150,10 @@ class Files(NamedTuple):
     partial: bool
     """Whether other numbers of judgements than the published ones are accepted."""
     opened: list[Path]
-    """The files that were asked for, for messages."""
+    """The files that were opened, the latest last, for messages."""
 
     def require(self, *names: str) -> Path:
-        """The first file of ``names`` that is there; ``DataError`` where none is."""
+        """The first existing file of ``names``. Raises ``DataError`` where none exists."""
         for file in names:
             if (self.folder / file).is_file():
                 self.opened.append(self.folder / file)
@@ -154,7 +162,9 @@ class Files(NamedTuple):
         raise DataError(f"{needed}: docs/judging.md says where it is from")
 
     def json(self, *names: str) -> Any:
-        """The content of the first JSON file of ``names`` that is there."""
+        """The content of the first existing JSON file of ``names``. Raises
+        ``DataError``.
+        """
         path = self.require(*names)
         return parse_json(path.read_bytes(), path)
 
@@ -163,7 +173,7 @@ class Files(NamedTuple):
     ) -> list[dict[str, str]]:
         """The rows of a table, "" where a row has too few fields.
 
-        ``columns`` are those of a file whose first line does not name them. With tabs
+        ``columns`` name the columns of a file whose first line does not. With tabs,
         quotation marks are plain characters. A file that is not UTF-8 is Latin-1.
         """
         content = self.require(name).read_bytes()
@@ -183,17 +193,19 @@ class Files(NamedTuple):
         return list(reader)
 
     def image_folder(self, *names: str) -> Path | None:
-        """The folder of images that the user named, else the first of ``names`` that is there."""
+        """The user's folder of images, or the first existing folder of ``names``."""
         below = [self.folder / name for name in names]
         return self.images or next(filter(Path.is_dir, below), None)
 
     def with_images(self, rows: Sequence[Judged], *names: str) -> list[Judged]:
-        """The rows with the file ``image_id`` of the folder of images as their image."""
+        """Add to each row the file ``image_id`` in the folder of images as its image."""
         folder = self.image_folder(*names)
         return [row._replace(image=folder and folder / row.image_id) for row in rows]
 
     def check_count(self, what: str, count: int, published: int | None = None) -> None:
-        """Refuse 0 and, unless ``partial``, another number than the published one."""
+        """Raise ``DataError`` for a ``count`` of 0 and, unless ``partial``, for another
+        number than ``published``.
+        """
         if published not in (None, count) and not self.partial:
             raise DataError(
                 f"{self.name} has {count} {what}, but {published} are published: figures would "
@@ -204,13 +216,15 @@ class Files(NamedTuple):
 
 
 def coco_id(name: str) -> str:
-    """Id of the image that ``COCO_val2014_000000000012.jpg`` or ``12.jpg`` names; else the name."""
+    """Image id in a file name, such as 12 in ``COCO_val2014_000000000012.jpg``; else
+    the name.
+    """
     digits = re.search(r"0*(\d+)\.\w+$", name)
     return digits[1] if digits else name
 
 
 def coco_references(files: Files, name: str) -> dict[str, list[str]]:
-    """Read COCO annotations: id of an image -> its captions, in order; none without the file."""
+    """Read COCO annotations: image id -> captions, in order; empty without the file."""
     references: dict[str, list[str]] = {}
     if (files.folder / name).is_file():
         for row in files.json(name)["annotations"]:

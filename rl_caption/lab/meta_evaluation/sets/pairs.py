@@ -1,4 +1,4 @@
-"""Sets of captions of one image of which one is better, or whose scores must be in order.
+"""Sets of pairs or groups of captions of one image, whose scores must be in order.
 
 One function for each set, named as in ``SETS``.
 """
@@ -43,7 +43,9 @@ ARO = {
     "relation": (23_937, 1, "relations that the released evaluation leaves out"),
     "attribution": (28_748, 25, "pairs of attributes that occur less than 25 times"),
 }
-"""Part -> published number of pairs; pairs that a kind needs; why others are left out."""
+"""Part -> published number of pairs; least pairs of a kind; why other pairs are left
+out.
+"""
 
 
 def pascal50s(files: Files, seed: int = 0) -> list[JudgementSet]:
@@ -53,9 +55,9 @@ def pascal50s(files: Files, seed: int = 0) -> list[JudgementSet]:
     captions is more similar to a reference. 1,000 pairs each of HC (both by people,
     both right), HI (both by people, one of another image), HM (a person's and a
     system's), MM (two systems'). Metrics see 5 of the 48 references, and accuracies are
-    averaged over 5 draws (CLIPScore, PAC-S), which ``seed`` draws. Where people are
-    divided evenly, released code draws the better one at random; here the pair counts
-    one half, which is its expectation, and so does a pair with equal scores.
+    averaged over 5 draws by ``seed`` (CLIPScore, PAC-S). Where people are divided
+    evenly, released code draws the better caption at random; here the pair counts one
+    half, the expectation, and so does a pair with equal scores.
     """
     content = _mat(files, "pair_pascal.mat")
     written = []
@@ -89,7 +91,7 @@ def _consensus(
 ) -> list[JudgementSet]:
     """Read triplets (reference A, captions B and C, vote 1 or -1), 48 of each pair.
 
-    ``written`` has image, kind and captions of each pair, of another file. References
+    ``written`` has image, kind and captions of each pair, from another file. References
     are ``DRAWS`` draws of 5 of the 48.
     """
     triplets = _mat(files, votes)["triplets"]
@@ -153,10 +155,10 @@ def foil(files: Files, held_out: bool = False) -> list[JudgementSet]:
     """Read ``foilv1.0_test_2017.json`` or ``foil-it.json``, and ``captions_val2014.json``.
 
     FOIL 1.0 (Shekhar et al., ACL 2017): a caption of COCO, and one with a wrong noun.
-    Of ``foil-it.json`` (Parcalabescu et al., "VALSE", ACL 2022) those pairs are judged
-    whose caption, and not the foil, at least two of three people found to be right.
-    References are the image's other COCO captions, where their file is there: the first
-    (``1 reference``) and all (``4 references``; of some images five or six), as in the
+    In ``foil-it.json`` (Parcalabescu et al., "VALSE", ACL 2022), the judged pairs are
+    the ones whose caption, and not the foil, at least two of three people found right.
+    References are the image's other COCO captions, where their file exists: the first
+    (``1 reference``) and all (``4 references``; five or six for some images), as in the
     code of Polos (Wada et al., CVPR 2024). ``held_out`` leaves out images of Karpathy's
     training split (``train`` and ``restval``), on which PAC-S was tuned, as its paper
     does; it reads ``dataset_coco.json``.
@@ -203,10 +205,11 @@ def foil(files: Files, held_out: bool = False) -> list[JudgementSet]:
 
 
 def _with_other_captions(files: Files, rows: list[Judged]) -> list[Judged]:
-    """Add, where COCO's annotations are there, the image's other captions as references.
+    """Add the image's other captions as references, where COCO's annotations exist.
 
-    Case, punctuation and spaces differ between the copies of COCO. ``DataError`` for an
-    image without another caption than the row's first.
+    Captions are compared by words: case, punctuation and spaces differ between copies
+    of COCO. Raises ``DataError`` for an image without a caption besides the row's
+    first.
     """
 
     name = "captions_val2014.json"
@@ -227,7 +230,7 @@ def _with_other_captions(files: Files, rows: list[Judged]) -> list[Judged]:
 def sugarcrepe(files: Files) -> list[JudgementSet]:
     """Read SugarCrepe's seven files (Hsieh et al., NeurIPS 2023).
 
-    The summary is the mean of their accuracies. The set has no references.
+    The summary is the mean of the files' accuracies. The set has no references.
     """
     return [
         JudgementSet(
@@ -285,7 +288,7 @@ class Region:
     """Left, top, right, bottom, in pixels."""
 
     def render(self) -> Image.Image:
-        """Read the file and cut the part out; ``RewardError`` where it cannot be read."""
+        """Read the file and cut the part out. Raises ``RewardError``."""
         return open_image(self.path).crop(self.box)
 
 
@@ -293,9 +296,9 @@ def aro(files: Files, by_relation: bool = False) -> list[JudgementSet]:
     """Read the relations and the attributes of ARO, two sets without references.
 
     Yuksekgonul et al., ICLR 2023. The image is cut to the box around the two things.
-    Accuracies are averaged over relations, without those of ``ARO_LEFT_OUT``, and over
-    pairs of attributes that occur at least 25 times. ``by_relation`` shows the accuracy
-    of each, too.
+    Accuracies are averaged over relations, without ``ARO_LEFT_OUT``, and over pairs of
+    attributes that occur at least 25 times. ``by_relation`` also shows the accuracy of
+    each relation and pair of attributes.
     """
     photos = files.image_folder("images", "VG_100K")
     parts = []
@@ -352,6 +355,6 @@ next to, walking through, with, working in, working on, worn on, wrapped around,
 ARO_LEFT_OUT = frozenset(
     name.strip() for name in _ARO_LEFT_OUT.replace("\n", " ").split(",")
 )
-"""157 names. Source: the published evaluation of ARO (Yuksekgonul et al., ICLR 2023),
-which removes them.
+"""157 relations that the published evaluation of ARO removes (Yuksekgonul et al., ICLR
+2023).
 """

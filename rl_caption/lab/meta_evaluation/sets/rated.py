@@ -1,4 +1,4 @@
-"""Sets of captions that people rated; one function for each, named as in ``SETS``."""
+"""Sets of captions that people rated; one function for each set, named as in ``SETS``."""
 
 import math
 import re
@@ -79,7 +79,7 @@ def flickr8k_crowdflower(files: Files) -> list[JudgementSet]:
         "the rating is the share of people who said yes; judged captions are not among the "
         "references"
     )
-    # In the JSON file judged captions are out already: such an image has fewer than five.
+    # The JSON file leaves judged captions out already: their images have fewer than five.
     rows = _without_judged(rows, complete=5)
     return [JudgementSet(files.name, rows, convention, published=["tau_b"])]
 
@@ -125,7 +125,9 @@ def _flickr8k(files: Files, name: str, made: str, raters: int) -> list[Judged]:
 
 
 def _token_file(files: Files, name: str) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Read ``IMAGE#NUMBER<tab>CAPTION`` lines: id of a caption -> caption; image -> its captions."""
+    """Read ``IMAGE#NUMBER<tab>CAPTION`` lines: id of a caption -> caption; image ->
+    captions.
+    """
     captions: dict[str, str] = {}
     references: dict[str, list[str]] = {}
     for row in files.table(name, "\t", ["id", "caption"]):
@@ -135,9 +137,10 @@ def _token_file(files: Files, name: str) -> tuple[dict[str, str], dict[str, list
 
 
 def _without_judged(rows: Sequence[Judged], complete: int = 1) -> list[Judged]:
-    """Take judged captions out of the references of their image; each removes one equal reference.
+    """Remove judged captions from the references of their image, one reference for each
+    equal caption. Raises ``DataError`` where an image keeps none.
 
-    Images with fewer than ``complete`` references keep all of them.
+    Images with fewer than ``complete`` references keep all references.
     """
     others = {row.image_id: list(row.references[0]) for row in rows}
     full = {image for image, texts in others.items() if len(texts) >= complete}
@@ -162,9 +165,9 @@ def composite(
 
     Aditya et al., "From Images to Sentences through Scene Description Graphs", 2015:
     captions of Flickr8k, Flickr30k and COCO by people and by two systems, rated 1 to 5.
-    Papers print ``correctness``; ``throughness`` (so in the names of the files) is the
-    other aspect. Papers differ in how many captions they count: here all with a rating.
-    ``photos`` judges those of one data set alone.
+    Papers print ``correctness``; ``throughness`` (spelled as in the files' names) is
+    the other aspect. Papers differ in the number of captions; here, all captions with a
+    rating count. ``photos`` selects the photos of one data set.
     """
     skipped: Counter[str] = Counter()
     rows: list[Judged] = []
@@ -219,8 +222,8 @@ def ratings(files: Files, within_images: bool = True) -> list[JudgementSet]:
     ``group`` (the image, if absent). Several ratings of a caption are several lines.
     DeCapBench (five captions of each image, one rating each) is written so.
 
-    ``images`` is the folder that names of images are relative to, by default that of
-    the file. ``partial`` is of no effect.
+    ``images`` is the folder that names of images are relative to, by default the file's
+    folder. ``partial`` has no effect.
     """
     path = files.folder
     if path.is_dir():
@@ -258,9 +261,9 @@ def icc_captions(
 ) -> list[JudgementSet]:
     """Read ``caption_concreteness_annotations.csv``: captions of LAION that people rated 0 to 3.
 
-    Yanuka et al., "ICC", Findings of ACL 2024 (docs/papers.md). ``first`` takes the
-    first so many rows: the first 200 of the 500 give the paper's figures. The column
-    ``icc_score`` are the scores that the authors released. ``images`` is of no effect.
+    Yanuka et al., "ICC", Findings of ACL 2024 (docs/papers.md). ``first`` is the number
+    of rows to take: the first 200 of the 500 give the paper's figures. The column
+    ``icc_score`` has the scores that the authors released. ``images`` has no effect.
     """
     table = files.table("caption_concreteness_annotations.csv")
     files.check_count("captions", len(table), 500)
@@ -287,7 +290,7 @@ def icc_words(files: Files) -> list[JudgementSet]:
     Brysbaert, Warriner and Kuperman, "Concreteness ratings for 40 thousand generally
     known English word lemmas", Behavior Research Methods 2014. The 14,592 words whose
     ``Dom_Pos`` is ``Noun`` are judged (the ICC paper has 14,562 nouns, and does not say
-    which it left out). ``images`` is of no effect.
+    which it left out). ``images`` has no effect.
     """
     table = files.table("Concreteness_ratings_Brysbaert_et_al_BRM.txt", "\t")
     files.check_count("words", len(table), 39_954)

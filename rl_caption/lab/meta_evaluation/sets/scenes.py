@@ -16,8 +16,8 @@ from rl_caption.lab.meta_evaluation.sets.base import Files, Judged, JudgementSet
 def scenes(
     files: Files, num_images: Annotated[int, Field(ge=1)] = 400, seed: int = 0
 ) -> list[JudgementSet]:
-    """Generate ``num_images`` scenes, collect captions of them, rate these by the
-    oracle's F1, and pair references with their hard negatives; ``seed`` chooses these.
+    """Generate ``num_images`` scenes; rate their captions by the oracle's F1, and pair
+    references with hard negatives, which ``seed`` chooses.
     """
     data = ScenesData(
         num_train=0,
@@ -29,9 +29,9 @@ def scenes(
 
 
 def rate_captions(rows: Sequence[Row], seed: int = 0) -> list[JudgementSet]:
-    """Rated are, for each scene, its first reference and hard negatives of it (at most
-    one of each kind, chosen by ``seed``). Metrics see the other references, less those
-    with the same tokens as the first.
+    """Rate, for each scene, its first reference and hard negatives of it (at most one
+    of each kind, chosen by ``seed``). Metrics see the other references, except
+    references with the same tokens as the first.
 
     All rated captions are lower-case tokens joined by spaces, as a captioner writes
     them. The oracle reads both forms alike.

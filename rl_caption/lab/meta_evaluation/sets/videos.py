@@ -1,4 +1,4 @@
-"""Sets of judgements of captions of videos; one function for each, named as in ``SETS``."""
+"""Sets of judged captions of videos; one function for each set, named as in ``SETS``."""
 
 import io
 import pickle
@@ -23,8 +23,8 @@ from rl_caption.lab.meta_evaluation.sets.base import (
 
 RATERS = 3
 OVERLAP = 0.4
-"""A reference counts if more than this fraction of its seconds are its sentence's, too.
-From the released code, whose comment says one half.
+"""A reference counts if more than this fraction of its seconds overlap with the
+sentence. From the released code, whose comment says one half.
 """
 _VIDEOS = ("", ".mp4", ".webm", ".mkv", ".avi", ".gif")
 _ARRAYS = {
@@ -35,11 +35,13 @@ _ARRAYS = {
     "numpy.core.numeric._frombuffer",
     "_codecs.encode",
 }
-"""All that the pickled arrays of VATEX-EVAL are made of; nothing else is called."""
+"""All classes and functions in the pickled arrays of VATEX-EVAL; nothing else is
+called.
+"""
 
 
 class _Arrays(pickle.Unpickler):
-    """Reads lists, texts, numbers and arrays of them; anything else in the file is an
+    """Unpickler of lists, texts, numbers and arrays; any other object in the file is an
     error, and is not executed.
     """
 
@@ -59,11 +61,10 @@ def vatex_eval(
 
     Shi et al., CVPR 2022: 6 captions of each of 3,000 videos of VATEX, which 3 people
     rated from 1 to 5. Papers print the mean over the people of tau_b and of Spearman's
-    correlation, so each person is a part of the set. ``references`` is how many of a
-    video's references metrics see, the first ones; None is all of them (9).
-    ``num_frames`` is how many frames of a video they see (``data.num_frames``); it is a
-    file ``images/ID.mp4`` or a folder ``images/ID`` of frames. The released code rounds
-    scores to 4 digits first; this does not.
+    correlation, so each person is a part of the set. Metrics see the first
+    ``references`` references of a video (None: all 9), and ``num_frames`` frames
+    (``data.num_frames``) of the file ``images/ID.mp4`` or the folder ``images/ID``. The
+    released code rounds scores to 4 digits; this code does not.
     """
     lists = "candidates_list", "gts_list", "human_scores", "video_ids"
     captions, written, scores, ids = (_load_pickle(files, name) for name in lists)
@@ -108,11 +109,12 @@ def activitynet_foil(files: Files, num_frames: int = 10) -> list[JudgementSet]:
     """Read the four files of EMScore's release: sentences, foils, segments and references.
 
     Shi et al., CVPR 2022: paragraphs of 1,900 videos of ActivityNet Entities, and the
-    same with a wrong noun. Sentences are scored against their segment of the video
-    (``num_frames`` of it; ``images/ID.mp4``, or a folder of frames) and against the
-    sentences of the second file that overlap with it; a paragraph's score is their
-    mean. Sentences that are equal in both do not matter to that, so the pairs here are
-    those that differ; the sums over the pairs of a paragraph are compared.
+    same paragraphs with a wrong noun. A sentence is scored against ``num_frames``
+    frames of its segment of the video (``images/ID.mp4``, or a folder of frames) and
+    against overlapping sentences of the second file; a paragraph's score is the mean
+    over its sentences. Sentences that are equal in both paragraphs do not change the
+    order, so the pairs here are the sentences that differ; their sums over a paragraph
+    are compared.
     """
     right, foiled = (
         files.json(f"final_{name}_video_sentences.json")["results"]
@@ -166,7 +168,9 @@ def _frames(
     num_frames: int,
     span: tuple[float, float] = (0.0, 1.0),
 ) -> Frames | None:
-    """Frames of a part of a video, which is a folder of frames or a file."""
+    """Frames of a part of a video (a folder of frames or a file); None without a
+    folder.
+    """
     if folder is None:
         return None
     files = [folder / f"{name}{suffix}" for suffix in _VIDEOS]
@@ -175,7 +179,9 @@ def _frames(
 
 
 def _overlapping(row: Mapping[str, Any], start: float, end: float) -> list[str]:
-    """The sentences with more than ``OVERLAP`` of their whole seconds in the time, or all."""
+    """Sentences with more than ``OVERLAP`` of their seconds in the segment, or else
+    all.
+    """
     sentences, near = captions_of(row["sentences"]), []
     for text, time in zip(sentences, row["timestamps"], strict=True):
         first, last = map(int, time)

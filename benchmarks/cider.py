@@ -4,8 +4,8 @@
 
 Both score the same captions against five references each, again and again as training
 does, with the same document frequencies, counted before. A caption begins as a
-reference of its image and ends as one of another image. Scores must be equal to the
-last bit.
+reference of its image and ends as a reference of another image. Scores must be equal to
+the last bit.
 """
 
 from collections import defaultdict

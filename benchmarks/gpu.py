@@ -1,4 +1,5 @@
-"""All that has to be seen on a GPU: two commands of at most 330 s each, the most important first.
+"""Tests and benchmarks on a GPU: two commands of at most 330 s each, the most important
+first.
 
     python -m benchmarks.gpu first --out FOLDER      # tests, steps, reward, towers, a profile
     python -m benchmarks.gpu second --out FOLDER     # pretrained captioners, ZeRO, memory
@@ -56,7 +57,9 @@ COMMANDS: dict[str, dict[str, Part]] = {
 
 
 def run_part(part: Part, device: str, tiny: bool) -> dict[str, Any]:
-    """Its exit status (None: cut off), seconds, rows, and the end of its log."""
+    """Run a part: its exit status (None: cut off), seconds, rows, and the end of its
+    log.
+    """
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"

@@ -5,10 +5,10 @@ weights, against two baselines.
     [--images 50] [--json FILE]
 
 BLIP base at 384 pixels and ViT base with GPT-2 at 224; otherwise the step of
-``benchmarks.scst_step``, but that most captions have 20 tokens, as random weights write
-them. The baselines are its *generate twice*, with a second forward pass over
+``benchmarks.scst_step``, except that most captions have 20 tokens, as random weights
+write them. The baselines are its *generate twice*, with a second forward pass over
 
-- images copied: the images copied K times, each of which is encoded;
+- images copied: K copies of each image, all of them encoded;
 - states copied: K copies of the encoder's states of each image.
 
 Peak memory is counted as in ``benchmarks.memory``. Images copied do not fit a GPU at 50
@@ -192,7 +192,7 @@ def measure(
 def measure_model(
     bench: Bench, label: str, timing: Timing, precision: str, copied: Sequence[str]
 ) -> list[Measurement]:
-    """Time and memory of one model's steps, and the parts of ours."""
+    """Time and memory of one model's steps, and the parts of this package's step."""
     batch = bench.batch
     ours = f"step, {label}, {bench.shapes.images} images"
     steps: dict[str, Step] = {ours: our_step}

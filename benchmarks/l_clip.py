@@ -3,7 +3,7 @@
     python -m benchmarks.l_clip [--device cuda] [--only towers step] [--json FILE]
 
 - towers: parameters and time of both models, for pairs of an image and a caption as
-pixels and token ids.
+  pixels and token ids.
 - step: a self-critical step of a Transformer captioner over region features, with CIDEr-D alone and
   with L-CLIPScore.
 
@@ -51,7 +51,7 @@ class Shapes:
     student: LCLIPConfig = field(default_factory=LCLIPConfig)
     step: scst_step.Shapes = field(default_factory=scst_step.Shapes)
     pairs: int = 128
-    """Of an image and a caption, for the towers alone."""
+    """Number of pairs of an image and a caption, for the towers alone."""
 
 
 TINY = Shapes(
@@ -225,7 +225,7 @@ def measure(
     pairs: int = Shapes.pairs,
     **sizes: Any,
 ) -> Iterator[Measurement]:
-    """All parts; ``sizes`` are those of the step."""
+    """All parts; ``sizes`` are fields of the step's ``Shapes``."""
     shapes = shapes or (
         TINY if timing.tiny else Shapes(step=scst_step.Shapes(**sizes), pairs=pairs)
     )

@@ -68,7 +68,7 @@ class Shapes:
     """Sizes of model and batch."""
 
     captioner: dict[str, Any] = field(default_factory=dict)
-    """Differences from ``CaptionTransformerConfig``, whose defaults are those of the
+    """Differences from ``CaptionTransformerConfig``, whose defaults come from the
     self-critical literature.
     """
     words: int = 10_000
@@ -84,8 +84,8 @@ class Shapes:
     and a standard deviation of 2.4.
     """
     temperature: float = 1.0
-    """Below 1 samples of an image share prefixes, as those of a policy in the middle of
-    its training do.
+    """Temperature of sampling. Below 1, samples of an image share prefixes, as a
+    policy's samples do in the middle of its training.
     """
 
 
@@ -110,7 +110,7 @@ TINY: dict[str, Any] = {
 
 
 def shapes_of(timing: Timing, **sizes: Any) -> Shapes:
-    """The sizes that were asked for, or those of a rehearsal."""
+    """The sizes that were asked for, or the small sizes of a rehearsal."""
     return Shapes(**(TINY if timing.tiny else sizes))
 
 
@@ -350,7 +350,7 @@ def generate_step(bench: Bench, batch: CaptionBatch, copied: str = "images") -> 
 
 def prefix_step(bench: Bench, batch: CaptionBatch) -> None:
     """Baseline: every sampled token decodes all of the prefix again with gradient; the
-    greedy one without.
+    greedy caption is decoded without gradient.
     """
     samples = bench.shapes.samples
     captioner = bench.captioner
@@ -369,7 +369,9 @@ def prefix_step(bench: Bench, batch: CaptionBatch) -> None:
 
 
 def learn(bench: Bench, logprobs: Tensor, rewards: Tensor, mask: Tensor) -> None:
-    """The baselines' update: REINFORCE, mean over tokens; [N, T], [N], [N, T]."""
+    """The baselines' update: REINFORCE, mean over tokens. ``logprobs`` and ``mask`` are
+    [N, T], ``rewards`` [N].
+    """
     loss = -(logprobs * rewards.unsqueeze(1) * mask).sum() / mask.sum()
     bench.accelerator.backward(loss)
     bench.update()
@@ -413,7 +415,7 @@ def decode_by_prefix(
 def toolkit_rewards(
     bench: Bench, batch: CaptionBatch, samples: Sequence[str], best: Sequence[str]
 ) -> Tensor:
-    """pycocoevalcap's CIDEr of the samples minus that of the greedy captions [B * K];
+    """pycocoevalcap's CIDEr of the samples minus the greedy captions' CIDEr, [B * K];
     captions are tokenised.
     """
     from pycocoevalcap.cider.cider import Cider
@@ -437,7 +439,9 @@ def toolkit_rewards(
 def measure(
     timing: Timing, precision: str = "no", **sizes: Any
 ) -> Iterator[Measurement]:
-    """Time the steps; then the parts of ours. ``sizes`` are fields of ``Shapes``."""
+    """Time the steps, then the parts of this package's step. ``sizes`` are fields of
+    ``Shapes``.
+    """
     shapes = shapes_of(timing, **sizes)
     bench = build_bench(shapes, timing.device, precision)
     small = bench.part(shapes.prefix_images)

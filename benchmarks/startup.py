@@ -3,10 +3,10 @@ their own, against Python alone.
 
     python -m benchmarks.startup [--json FILE]
 
-The tiny runs take one step: 8 generated images, a Transformer of one layer. Their time
-is that of starting, because the step, its validation and its checkpoint take fractions
-of a second. The detail has the CPU seconds, too, which other programs on the machine
-change less.
+The tiny runs take one step: 8 generated images, a Transformer of one layer. They
+measure the time to start, because the step, its validation and its checkpoint take
+fractions of a second. The detail has the CPU seconds, too, which other programs on the
+machine change less.
 """
 
 import json

@@ -128,8 +128,8 @@ def our_step(
     tokens: int,
     cache_bytes: int = 0,
 ) -> Callable[[], object]:
-    """A function that takes a step; preprocessing, which workers do in training, is
-    part of it as it is of TRL's.
+    """Make a function that takes a step of this package. It includes preprocessing,
+    which workers do in training, as TRL's step does.
     """
     captioner = load(folder, frozen, cache_bytes)
     accelerator = prepare(captioner.policy, "cpu", "no")
@@ -156,7 +156,7 @@ def our_step(
 def trl_step(
     folder: str, rows: list[Any], frozen: bool, samples: int, tokens: int
 ) -> Callable[[], object]:
-    """A function that takes a step of ``GRPOTrainer``: generation, reward,
+    """Make a function that takes a step of ``GRPOTrainer``: generation, reward,
     log-probabilities, update.
     """
     from trl import GRPOConfig, GRPOTrainer
@@ -198,7 +198,7 @@ def trl_step(
 def steps_of(
     folder: str, images: int, frozen: bool, samples: int, tokens: int
 ) -> dict[str, Callable[[], Any]]:
-    """Functions that make the functions that take a step, by name."""
+    """Name -> function that makes a step, which is a function, too."""
     arguments = (folder, noise_rows(images), frozen, samples, tokens)
     steps: dict[str, Callable[[], Any]] = {
         f"step, {'frozen' if frozen else 'trained'} tower": lambda: our_step(*arguments)

@@ -27,7 +27,7 @@ class EfficientNetLite(nn.Module):
     """An ``ImageEncoder``: [B, 3, S, S] -> [B, S/32, S/32, 1280]; ``variant`` is 0 (4.7
     M weights) or 2 (6.1 M).
 
-    ``side`` is S; None is that of the variant.
+    ``side`` is S in pixels; None is the variant's side.
     """
 
     def __init__(self, variant: int = 0, side: int | None = None) -> None:

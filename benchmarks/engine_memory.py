@@ -97,7 +97,7 @@ def held(buckets: dict[int, int]) -> int:
 
 
 def count_bytes(buckets: dict[int, int]) -> int:
-    """Bytes of these storages, counted once."""
+    """Bytes of the storages of ``held``, counted a single time."""
     gc.collect()
     tensors: list[Tensor] = [
         item for item in gc.get_objects() if issubclass(type(item), Tensor)

@@ -89,7 +89,9 @@ def run_part(part: Part, device: str, tiny: bool) -> dict[str, Any]:
 
 
 def format_page(results: dict[str, dict[str, Any]], device: str) -> str:
-    """Markdown: the status and table of each part, and the log of those that did not pass."""
+    """Markdown: the status and table of each part, and the log of parts that did not
+    pass.
+    """
     blocks = [
         f"# {device}, torch {version('torch')}, transformers {version('transformers')}"
     ]

@@ -24,7 +24,7 @@ Timings = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Timing:
-    """Where times are taken, and in how many rounds; one more before them warms up."""
+    """Device of the timings, and number of rounds; one more round before them warms up."""
 
     device: str = "cpu"
     repeats: int = 5

@@ -1,4 +1,4 @@
-"""What L-CLIP costs as a reward, against CLIP ViT-B/32 and in a self-critical step.
+"""Cost of L-CLIP as a reward, against CLIP ViT-B/32 and in a self-critical step.
 
     python -m benchmarks.l_clip [--device cuda] [--only towers step] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""What a self-critical step does on a device: the largest kernels and CPU operations,
+"""Profile of a self-critical step on a device: the largest kernels and CPU operations,
 and how long the CPU waits.
 
     python -m benchmarks.profile_step [--device cuda] [--precision bf16] [--json FILE]
@@ -77,7 +77,7 @@ def measure(
 
 
 def own_seconds(event: Any) -> float:
-    """Seconds of an operation in one step, without those that it calls."""
+    """Seconds of an operation in one step, without the operations that it calls."""
     on_gpu = event.device_type == DeviceType.CUDA
     return (
         (event.self_device_time_total if on_gpu else event.self_cpu_time_total)

@@ -116,7 +116,7 @@ def shapes_of(timing: Timing, **sizes: Any) -> Shapes:
 
 @dataclass
 class Bench:
-    """What a step needs: captioner, optimizer, reward and a batch."""
+    """Parts of a step: captioner, optimizer, reward and a batch."""
 
     shapes: Shapes
     accelerator: Accelerator

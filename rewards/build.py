@@ -1,5 +1,5 @@
-"""From names and arguments to rewards: document frequencies of a data set, its
-tokenizer, encoders that are shared.
+"""Building of rewards from names and arguments: document frequencies of a data set, its
+tokenizer, shared encoders.
 
 Training, monitoring, evaluation, judges and filters of captions build their rewards
 here.

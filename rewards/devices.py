@@ -1,5 +1,5 @@
-"""Where a model computes: its precision, its device, chunks of its inputs, and the
-process that reports progress.
+"""Device and precision of a model, chunks of its inputs, and the process that reports
+progress.
 
 Nothing here imports torch before it is needed.
 """

@@ -26,7 +26,7 @@ UNREADABLE_ARRAY = (
     zipfile.BadZipFile,
     zlib.error,
 )
-"""What NumPy raises on a file that is damaged or holds no array."""
+"""Exceptions of NumPy for a file that is damaged or holds no array."""
 _LEFTOVER = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 _CHECKSUM_BYTES = 16
 logger = logging.getLogger(__name__)

@@ -79,6 +79,6 @@ def most_tokens(config: Any, tokenizer: Any) -> int:
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None:
         return int(tokenizer.model_max_length)
-    if "roberta" in config.model_type:  # positions start after that of padding
+    if "roberta" in config.model_type:  # positions start after the padding token's
         positions -= config.pad_token_id + 1
     return min(int(positions), int(tokenizer.model_max_length))

@@ -29,7 +29,7 @@ UNREADABLE = (
     struct.error,
     Image.DecompressionBombError,
 )
-"""What Pillow's decoders raise on damaged files."""
+"""Exceptions of Pillow's decoders for damaged files."""
 
 
 @runtime_checkable
@@ -229,7 +229,7 @@ def _eight_bits(image: Image.Image) -> Image.Image:
         and image.format != "PPM"
     ):
         raise ValueError(
-            f"its mode is {image.mode}, with values from {low} to {high}, of which "
-            "black and white are not known; expected 8 or 16 bits per channel"
+            f"its mode is {image.mode}, with values from {low} to {high}, and it does not "
+            "say which are black and white: expected 8 or 16 bits per channel"
         )
     return Image.fromarray(((values.astype(np.uint32) + 128) // 257).astype(np.uint8))

@@ -30,7 +30,7 @@ HASHED = 2**24
 tokenizers, small weights.
 """
 EXPORTS = ("export/best", "export/last", "best", "last")
-"""Where the folder of a run, or its folder ``export``, may have an exported model."""
+"""Places of an exported model in the folder of a run, or in its folder ``export``."""
 OTHER_TASKS = ("Classification", "QuestionAnswering", "Retrieval")
 """Endings of the names of Transformers' classes that write no text."""
 STATE_KEYS = ("state_dict", "model", "model_state_dict")

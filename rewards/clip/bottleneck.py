@@ -156,8 +156,8 @@ class CaptionWriter:
     def write(
         self, soft: Tensor, num_beams: int, max_new_tokens: int
     ) -> list[list[str]]:
-        """Write by beam search in which no bigram occurs twice: B lists of
-        ``num_beams`` captions, cut at a newline.
+        """Write captions from soft tokens [B, 1, H] by beam search in which no bigram
+        occurs twice: B lists of ``num_beams`` captions, cut at a newline.
         """
         from transformers import GenerationConfig
 

@@ -140,12 +140,12 @@ class PretrainedDual(nn.Module):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """From an image to the pixels that the image encoder reads."""
+        """Preprocessing from an image to the pixels that the image encoder reads."""
         return self.image_encoder.preprocessing
 
     @property
     def texts(self) -> Texts:
-        """From captions to the token ids that the text encoder reads."""
+        """Tokenizer from captions to the token ids that the text encoder reads."""
         longest = min(self.config.context_length, self.text_encoder.context_length)
         return Texts(self.text_encoder, longest)
 

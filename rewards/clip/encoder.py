@@ -87,8 +87,8 @@ class EncoderOptions:
     loaded encoder, which several scores may use.
     """
     pretrained: str | None = None
-    """With an architecture only: a tag of open_clip (``openai``) or a checkpoint file,
-    which decides the number of text positions. Recognised are OpenAI's TorchScript
+    """Tag of open_clip (``openai``) or a checkpoint file, which decides the number of
+    text positions; with an architecture only. Recognised are OpenAI's TorchScript
     archives, the layout of Long-CLIP and SPECS (two tables of positions) and PAC-S's
     files under their own names (``RELEASED``). Other files of OpenAI's weights need the
     architecture ``ViT-B-32-quickgelu``, because they do not tell the activation; the
@@ -109,8 +109,8 @@ class EncoderOptions:
     CLIPScore's released code does; False raises instead.
     """
     tuned_from: str | None = None
-    """For a checkpoint in the form of PAC-S or PAC-S++: the tag of open_clip whose
-    weights were fine-tuned, which decides activation and preprocessing.
+    """Tag of open_clip whose weights were fine-tuned, for a checkpoint in the form of
+    PAC-S or PAC-S++; it decides activation and preprocessing.
     """
     cache_dir: str | Path | None = None
     """Folder that keeps image embeddings between runs; None keeps them in memory only."""

@@ -23,7 +23,7 @@ CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """From an image to the pixels that an encoder reads, as open_clip does it.
+    """Preprocessing from an image to the pixels that an encoder reads, as in open_clip.
 
     Pillow resizes the image in the image's own mode (antialiased) and crops the centre.
     The result is converted to RGB, scaled to [0, 1] and normalised by mean and standard
@@ -105,7 +105,7 @@ class WordTokens:
 
     The tokenizer cleans a caption, splits it at white space and elsewhere, and encodes
     the parts. In printable ASCII without ``&``, cleaning changes nothing but case and
-    white space, so the tokens of such a caption are those of its words. Any other
+    white space, so the tokens of such a caption are the tokens of its words. Any other
     caption is encoded by ``tokenizer``, open_clip's ``SimpleTokenizer`` with CLIP's
     settings.
     """

@@ -43,7 +43,9 @@ UNLOADABLE = (
     AttributeError,
     TypeError,
 )
-"""What loading raises: a failed download, an unknown name, weights of another shape, ..."""
+"""Exceptions of loading: a failed download, an unknown name, weights of another shape,
+...
+"""
 
 
 @runtime_checkable
@@ -51,7 +53,7 @@ class ImageEncoder(Protocol):
     """A network (``nn.Module``) from pixels to a grid of features."""
 
     preprocessing: Preprocessing
-    """From an image to the pixels that the network reads."""
+    """Preprocessing from an image to the pixels that the network reads."""
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Pixels [B, 3, S, S] -> features [B, H, W, D]."""
@@ -279,7 +281,7 @@ class Texts:
         return ids[:, : int(self.encoder.lengths(ids).max())] if self.trims else ids
 
     def too_long(self, captions: Sequence[str]) -> int:
-        """How many of the captions are truncated."""
+        """Number of captions that are truncated."""
         counts = map(self.encoder.count_tokens, captions)
         return sum(count > self.context_length for count in counts)
 

@@ -119,7 +119,7 @@ class LCLIPConfig:
 
     @property
     def texts(self) -> Texts:
-        """From captions to the token ids that the text tower reads."""
+        """Tokenizer from captions to the token ids that the text tower reads."""
         return clip_texts(self.context_length, self.pad_attention == "masked")
 
 
@@ -270,7 +270,7 @@ class ImageStudent(nn.Module):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """From an image to the pixels that the tower reads."""
+        """Preprocessing from an image to the pixels that the tower reads."""
         if self.encoder is not None:
             return self.encoder.preprocessing
         return Preprocessing(self.config.image_size)
@@ -359,12 +359,12 @@ class LCLIP(nn.Module):
 
     @property
     def preprocessing(self) -> Preprocessing:
-        """From an image to the pixels that the image tower reads."""
+        """Preprocessing from an image to the pixels that the image tower reads."""
         return self.image.preprocessing
 
     @property
     def texts(self) -> Texts:
-        """From captions to the token ids that the text tower reads."""
+        """Tokenizer from captions to the token ids that the text tower reads."""
         return self.config.texts
 
     def encode_image(self, pixels: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ SIGNATURE_PARTS = (
     "NO<EOS>: EOS is no token (STANDARD: it is one); w/oInit: document frequencies of "
     "the scored references (wInit: given ones); n and s: longest n-gram, sigma"
 )
-"""What the parts of the signature of CIDEr-D say."""
+"""Meaning of the parts of CIDEr-D's signature."""
 CIDER_DIFFERENCES = (
     "As a reward, CIDEr-D counts the end of a caption (EOS) as a token and takes "
     "document frequencies from the training split, unless set otherwise. Validation "

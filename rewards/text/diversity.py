@@ -1,5 +1,5 @@
-"""How different, or alike, the captions of one image are: Self-CIDEr, Div-n, and
-rewards for either.
+"""Diversity of the captions of one image: Self-CIDEr, Div-n, and rewards for difference
+and for similarity.
 
 Sources: Wang and Chan, "Describing like Humans: on Diversity in Image Captioning", CVPR
 2019 (Self-CIDEr); Shetty et al., "Speaking the Same Language: Matching Machine to Human
@@ -84,7 +84,7 @@ def _rows_by_image(ids: Sequence[Any]) -> list[list[int]]:
 
 
 class Diversity:
-    """How different a caption is from the other captions of its image in the call: 1 -
+    """Difference of a caption from the other captions of its image in the call: 1 -
     CIDEr-D to them, in [0, 1].
 
     The CIDEr-D of a caption with the others as references is divided by its CIDEr-D
@@ -149,7 +149,7 @@ class Diversity:
 
 
 class Consensus:
-    """How similar a caption is to the other captions of its image in the call: mean
+    """Similarity of a caption to the other captions of its image in the call: mean
     CIDEr-D, in [0, 10].
 
     For each of the others, the CIDEr-D of the pair is averaged over both directions.

@@ -86,7 +86,8 @@ _MARK_RANGES = """
 
 
 Write: TypeAlias = Callable[[str], str | None]
-"""From the matched text to what the tokenizer prints; None drops it."""
+"""Function from the matched text to the text that the tokenizer prints; None drops it.
+"""
 
 
 def _characters(ranges: str) -> set[int]:

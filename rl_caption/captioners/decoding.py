@@ -305,7 +305,7 @@ def logits_without_cache(
     ids = torch.full((len(first), 1), captioner.pad_token_id, device=first.device)
 
     def next_logits(prefixes: Prefixes | None) -> Tensor:
-        """Logits [N, V] after each prefix, all tokens of which are computed anew."""
+        """Logits [N, V] after each prefix; all its tokens are computed anew."""
         nonlocal ids
         expanded = inputs
         if prefixes is not None:

@@ -98,8 +98,8 @@ class CaptionTransformerConfig(PreTrainedConfig):
         eos = self.eos_token_id
         if eos in others or max(*others, eos) >= self.vocab_size:
             raise ValueError(
-                f"eos_token_id {eos} and those of padding, BOS and UNK, {others}: "
-                f"expected one that is none of them, all below vocab_size {self.vocab_size}"
+                f"eos_token_id is {eos}, the ids of padding, BOS and UNK are {others}: "
+                f"expected another eos_token_id, and ids below vocab_size {self.vocab_size}"
             )
         self.decoder_start_token_id = self.bos_token_id
         super().__post_init__(**kwargs)

@@ -27,7 +27,8 @@ CACHE = (
 
 @dataclass(frozen=True)
 class Packing:
-    """Where P packed items (tokens or captions) stand in a padded grid of rows and columns.
+    """Positions of P packed items (tokens or captions) in a padded grid of rows and
+    columns.
 
     Attributes:
         rows, columns: size of the grid.
@@ -44,8 +45,8 @@ class Packing:
 
     @classmethod
     def of_captions(cls, image: Tensor, images: int) -> Packing:
-        """One row for each image, filled from the left; ``image`` [M], ascending, is
-        the image of each caption.
+        """Packing with one row for each image, filled from the left; ``image`` [M],
+        ascending, is the image of each caption.
         """
         order = torch.arange(len(image), device=image.device)
         column = order - torch.searchsorted(image, image)

@@ -40,7 +40,7 @@ UNREAD = (
 
 
 class Mode(NamedTuple):
-    """How captions are scored and sampled; ``self_check`` finds the fastest way that is exact.
+    """Way of scoring and sampling captions; ``self_check`` finds the fastest exact one.
 
     Attributes:
         prefix: how captions share the computation of image and prompt: for a batch at

@@ -48,8 +48,8 @@ FOLDER = "RL_CAPTION_CHECKS"
 TOLERANCE = 1e-3
 """Largest accepted difference of log-probabilities in float32, in nats."""
 LOW_PRECISION_TOLERANCE = 0.3
-"""In a lower precision, three times the difference of ``generate`` from itself is
-accepted, but at most this.
+"""Upper limit of the tolerance in a lower precision, which is three times the
+difference of ``generate`` from itself.
 """
 WINDOW = 5
 """Length of sliding windows during the check, so that its short captions cross them."""
@@ -253,7 +253,7 @@ class _Check:
         """Names of the parameters that encoded images depend on, and of the parameters
         that nothing depends on.
 
-        Experts are left out of the latter: other captions may be routed to them.
+        Experts do not count as unused: other captions may be routed to them.
         """
         parameters = dict(self.policy.model.named_parameters())
         read = _leaves([scored])

@@ -122,8 +122,8 @@ class VisionLanguageFamily:
         return dict(made)
 
     def _reply(self, processor: Any, prompt: Prompt) -> tuple[str, str]:
-        """What stands between the prompt and the text of an answer, such as a space;
-        and what stands after the text.
+        """Separator of the prompt and the text of an answer, such as a space; and the
+        characters after the text.
         """
         asked = with_images(as_messages(prompt, None), [Image.new("RGB", (1, 1))])
         start = processor.apply_chat_template(

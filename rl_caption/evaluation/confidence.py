@@ -3,7 +3,7 @@
 Images are drawn with replacement, each with all of its references. BLEU is a function
 of counts summed over the drawn images, other metrics are means of per-image scores;
 METEOR, whose score of a set is no mean, has no interval. CIDEr's document frequencies,
-and so its per-image scores, stay those of the whole set.
+and so its per-image scores, stay as counted on the whole set.
 
 Sources: Efron 1979 and Koehn 2004 ("Statistical Significance Tests for Machine
 Translation Evaluation") for the bootstrap; Noreen 1989 and Riezler and Maxwell 2005 for
@@ -152,7 +152,7 @@ def with_intervals(
 ) -> Evaluation:
     """Add 95 % percentile bootstrap intervals to an evaluation, in the units of its metrics.
 
-    An evaluation of one image is returned as it is, and so is any with ``resamples`` 0.
+    An evaluation of one image is returned unchanged, also any with ``resamples`` 0.
     """
     sums = sums_of(evaluation, evaluation.metrics)
     if resamples == 0 or evaluation.n < 2 or sums is None:

@@ -27,7 +27,7 @@ LEFT_OUT = "–"
 
 
 class Column(NamedTuple):
-    """How a metric is printed: heading, factor, decimals."""
+    """Format of a printed metric: heading, factor, decimals."""
 
     heading: str
     factor: float = 100.0
@@ -80,8 +80,8 @@ def factor_of(key: str) -> float:
 
 
 def column_of(key: str) -> Column:
-    """How a metric is printed outside the tables: judges with 4 decimals; a factor of
-    100 is named in the heading.
+    """Format of a metric outside the tables: judges with 4 decimals; a factor of 100 is
+    named in the heading.
     """
     name, factor = key.removeprefix(JUDGE), factor_of(key)
     column = COLUMNS.get(key, Column(name, factor, 4 if factor == 1 else 2))

@@ -21,8 +21,8 @@ class MonitorConfig(Section):
     """Detection of reward hacking at every validation (docs/scst.md)."""
 
     judges: dict[str, JudgeConfig] | None = None
-    """Held-out rewards by name, none of them a term of the reward; null uses the n-gram
-    metrics that are not in the reward.
+    """Held-out rewards by name, which may not be terms of the reward; null uses the
+    n-gram metrics that are not in the reward.
     """
     thresholds: Thresholds = Field(default_factory=Thresholds)
     """Limits whose violation counts as evidence."""

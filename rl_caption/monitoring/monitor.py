@@ -167,8 +167,8 @@ class HackingMonitor:
     def _alarm(
         self, step: int, now: Findings, evidence: Mapping[str, str]
     ) -> tuple[list[str], str | None]:
-        """A warning, if the signs differ from those of the newest warning, and the
-        reason to end the run, if any.
+        """A warning, if the signs differ from the newest warning's, and the reason to
+        end the run, if any.
         """
         memory = self.notes["hacking"]
         changed = sorted(evidence) != memory["signs"]

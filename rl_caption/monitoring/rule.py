@@ -323,8 +323,8 @@ def _fall(
 
 
 def needed_errors(errors: float, images: int) -> float:
-    """How many standard errors of a mean over ``images`` differences are as rare as
-    ``errors`` of a normal variable.
+    """Number of standard errors of a mean over ``images`` differences that is as rare
+    as ``errors`` of a normal variable.
 
     ``errors`` itself from ``MANY_IMAGES`` on; below, where the standard error is itself
     estimated from few differences, the quantile of Student's t with ``images`` - 1

@@ -115,7 +115,7 @@ def use_cpu(processes: int, threads: int | None) -> None:
 
 def training_precision(asked: str) -> str:
     """``no``, ``bf16`` or ``fp16``: ``train.mixed_precision``, or the precision of
-    ``accelerate launch`` if the former is ``no`` or ``auto``.
+    ``accelerate launch`` if ``train.mixed_precision`` is ``no`` or ``auto``.
 
     ``auto`` is bf16 where the device computes in it without emulation: NVIDIA GPUs from
     Ampere on, CPUs with AVX512-BF16 or AMX. Raises ConfigError if both ask for a

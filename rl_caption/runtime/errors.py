@@ -38,13 +38,13 @@ class CaptionerError(UserError, ValueError):
 config_errors = partial(
     rewards.base.naming, kinds=(ValueError, TypeError, OSError), error=ConfigError
 )
-"""Inside ``config_errors(key)``, what is raised about the arguments and files of a key
-becomes a ``ConfigError``.
+"""Context ``config_errors(key)``: errors in the arguments and files of a key become a
+``ConfigError``.
 """
 
 
 naming = partial(rewards.base.naming, error=ConfigError, kept=(ConfigError,))
-"""Inside ``naming(where)``, a ``ValueError`` or ``OSError`` becomes a ``ConfigError``
+"""Context ``naming(where)``: a ``ValueError`` or ``OSError`` becomes a ``ConfigError``
 that begins with ``where``.
 """
 KEPT = (UserError, rewards.base.RewardError)
@@ -52,8 +52,8 @@ KEPT = (UserError, rewards.base.RewardError)
 errors_of_user_code = partial(
     rewards.base.errors_of_user_code, error=ConfigError, kept=KEPT
 )
-"""Inside ``errors_of_user_code(where)``, what a user's code raises becomes a
-``ConfigError``: see ``rewards.base``.
+"""Context ``errors_of_user_code(where)``: exceptions of a user's code become a
+``ConfigError``; see ``rewards.base``.
 """
 EXPECTED = (*KEPT, OSError)
 """Errors that end a program with one message and without a traceback."""
@@ -153,7 +153,7 @@ def user_errors() -> Iterator[None]:
 
 
 def _message(error: BaseException) -> str:
-    """What a user is told of an error; empty for a defect."""
+    """Message about an error for the user; empty for a defect."""
     module = (getattr(error, "name", None) or "").partition(".")[0]
     # Transformers, open_clip and timm import torchvision.
     if "operator torchvision::" in "".join(traceback.format_exception(error)):

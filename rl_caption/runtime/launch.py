@@ -127,8 +127,8 @@ def keep_freed_memory() -> None:
 def stop_signals_handled_by(
     handler: Callable[[int, FrameType | None], None],
 ) -> Iterator[None]:
-    """Inside, ``handler`` is called for ``STOP_SIGNALS``; ignored signals (``nohup``)
-    stay ignored.
+    """Context in which ``handler`` is called for ``STOP_SIGNALS``; ignored signals
+    (``nohup``) stay ignored.
     """
     before = {}
     for number in STOP_SIGNALS:
@@ -143,7 +143,8 @@ def stop_signals_handled_by(
 
 @contextlib.contextmanager
 def stop_requests(leave: bool = False) -> Iterator[Callable[[], bool]]:
-    """Inside, the first of ``STOP_SIGNALS`` makes the yielded function return True.
+    """Context in which the first of ``STOP_SIGNALS`` makes the yielded function return
+    True.
 
     A second signal, ``SAME_REQUEST_SECONDS`` later or more, ends the process at once.
     With ``leave``, the first signal raises ``SystemExit``, so that ``finally`` blocks
@@ -214,7 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def run_lock(run_dir: str | Path, wait_seconds: float = 120.0) -> Iterator[None]:
-    """Inside, no other training writes to the run folder. The main process holds the lock.
+    """Context in which no other training writes to the run folder. The main process
+    holds the lock.
 
     It is a ``filelock`` on ``<run>/.lock``; the kernel drops it when the holder ends in
     any way. Raises LaunchError if another process still holds it after ``wait_seconds``

@@ -43,7 +43,7 @@ class CaptionBatch:
 
     rows: Sequence[Row]
     inputs: dict[str, Tensor]
-    """What the captioner reads; every tensor has B rows."""
+    """Inputs of the captioner; every tensor has B rows."""
     targets: Tensor | None = None
     """Reference captions as token ids [B, C, L], padded after EOS; only where
     cross-entropy is trained.
@@ -136,7 +136,9 @@ class TrainState:
     processes: int = 1
     """Processes that trained together; the random states of dropout belong to them."""
     signature: str = ""
-    """What the numbers of the reward (or teacher) depend on; a resumed run must have the same."""
+    """Everything that the numbers of the reward (or teacher) depend on; a resumed run
+    must have the same.
+    """
     vocabulary: str = ""
     """Hash of the model's tokens and their ids; empty where they are unknown."""
     data: dict[str, str] = field(default_factory=dict)

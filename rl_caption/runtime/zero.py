@@ -154,8 +154,8 @@ def gathered_parameters(accelerator: Accelerator, model: nn.Module) -> Iterator[
 
 @contextmanager
 def without_hooks(handles: Sequence[RemovableHandle]) -> Iterator[None]:
-    """Inside, the hooks of ``handles`` are not called; afterwards they are called
-    again, in their old order.
+    """Context in which the hooks of ``handles`` are not called; afterwards they are
+    called again, in their old order.
     """
     tables = [
         table for handle in handles if (table := handle.hooks_dict_ref()) is not None

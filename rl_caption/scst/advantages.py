@@ -28,16 +28,18 @@ attribute ``needs_greedy`` that is true, greedy captions are decoded and scored 
 
 
 def greedy(rewards: Tensor, greedy_rewards: Tensor | None) -> Tensor:
-    """r_k - r_greedy: the self-critical baseline (Rennie et al. 2017, eq. 9)."""
+    """r_k - r_greedy [B, K]: the self-critical baseline (Rennie et al. 2017, eq. 9).
+    Raises ``ValueError`` without greedy rewards.
+    """
     if greedy_rewards is None:
         raise ValueError("advantage 'greedy' needs the rewards of the greedy captions")
     return rewards - greedy_rewards.unsqueeze(1)
 
 
 def leave_one_out(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
-    """r_k - mean of the other K - 1 = K / (K - 1) (r_k - mean) (Luo 2020, "A better
-    variant of self-critical sequence training"; Kool et al. 2019). Unbiased, needs K >=
-    2.
+    """r_k - mean of the other K - 1 = K / (K - 1) (r_k - mean) [B, K] (Luo 2020, "A
+    better variant of self-critical sequence training"; Kool et al. 2019). Unbiased.
+    Raises ``ValueError`` unless K >= 2.
     """
     samples = rewards.shape[1]
     if samples < 2:
@@ -46,8 +48,8 @@ def leave_one_out(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tens
 
 
 def mean(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
-    """r_k - mean of all K, itself included (Cornia et al. 2020, eq. 8). With K = 1 it
-    would be 0: needs K >= 2.
+    """r_k - mean of all K, itself included, [B, K] (Cornia et al. 2020, eq. 8). Raises
+    ``ValueError`` unless K >= 2: with K = 1 it would be 0.
     """
     if rewards.shape[1] < 2:
         raise ValueError("advantage 'mean' needs num_samples of at least 2")
@@ -55,9 +57,11 @@ def mean(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
 
 
 def group_norm(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
-    """(r_k - mean) / (standard deviation of the group + 1e-4) (GRPO, Shao et al. 2024).
+    """(r_k - mean) / (standard deviation of the group + 1e-4), [B, K] (GRPO, Shao et
+    al. 2024).
 
-    The standard deviation is the unbiased one, as in TRL. A group of equal rewards has advantage 0.
+    The standard deviation is the unbiased one, as in TRL. A group of equal rewards has
+    advantage 0. Raises ``ValueError`` unless K >= 2.
     """
     if rewards.shape[1] < 2:
         raise ValueError("advantage 'group_norm' needs num_samples of at least 2")
@@ -67,7 +71,7 @@ def group_norm(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
 
 
 def none(rewards: Tensor, greedy_rewards: Tensor | None = None) -> Tensor:
-    """r_k: plain REINFORCE (Williams 1992)."""
+    """r_k [B, K]: plain REINFORCE (Williams 1992)."""
     return rewards.clone()
 
 

@@ -41,8 +41,8 @@ def xe_loss(
     label_smoothing: float,
     log: Averages,
 ) -> Tensor:
-    """This micro-batch's part of the cross-entropy, a mean over the ``tokens``
-    reference tokens of the global batch.
+    """This micro-batch's part of the cross-entropy, a scalar in nats: the mean over the
+    ``tokens`` reference tokens of the global batch.
     """
     if batch.targets is None or batch.target_mask is None:
         raise ValueError(

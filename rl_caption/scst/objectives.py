@@ -1,4 +1,5 @@
-"""What an update minimises: policy gradients of sampled tokens, DiCO, classical structured losses.
+"""Objectives that an update minimises: policy gradients of sampled tokens, DiCO,
+classical structured losses.
 
 B images, K captions each, L tokens, V words in the vocabulary. An objective returns a
 sum and a count, and the step divides one by the other after adding both up over

@@ -59,8 +59,8 @@ class MicroBatch:
     sampled; kept from the first update.
     """
     ref_logprobs: Tensor | None = None
-    """The same under the frozen starting policy, also computed in the first update;
-    None without a starting policy.
+    """Log-probabilities [B, K, L] under the frozen starting policy, also computed in
+    the first update; None without a starting policy.
     """
 
 

@@ -209,9 +209,9 @@ class Run:
 
     @property
     def validation(self) -> str:
-        """What the validation metrics depend on besides the model: ``eval`` options,
-        and a hash of image ids and references. The length limit of captions is not in
-        it.
+        """Everything that validation metrics depend on besides the model: ``eval``
+        options, and a hash of image ids and references. The length limit of captions is
+        not in it.
         """
         rows = [[row["image_id"], *row["references"]] for row in self.val_rows]
         options = self.eval.model_dump(mode="json", exclude=NOT_MEASURED)
@@ -316,7 +316,7 @@ class Run:
 
     @contextmanager
     def loader(self, collate: Callable[[Any], Any]) -> Iterator[Iterator[list[Batch]]]:
-        """Inside, an iterator over the micro-batches of each step of this process,
+        """Context with an iterator over this process's micro-batches of each step,
         which workers may prepare.
         """
         accelerator, processes = self.accelerator, self.accelerator.num_processes

@@ -24,7 +24,7 @@ Timings = dict[str, list[float]]
 
 @dataclass(frozen=True)
 class Timing:
-    """Device of the timings, and number of rounds; one more round before them warms up."""
+    """Device and number of rounds of timings; one more round before them warms up."""
 
     device: str = "cpu"
     repeats: int = 5

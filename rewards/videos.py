@@ -124,7 +124,7 @@ def _frame_files(folder: str, stamp: tuple[int, int, int, int]) -> list[str]:
 def _decode(
     path: str, count: int, span: tuple[float, float], content: str
 ) -> list[Image.Image]:
-    """``read_frames`` of a file, cached until ``content``, its ``file_hash``, changes."""
+    """``read_frames`` of a file, cached while its ``file_hash`` is ``content``."""
     return read_frames(path, count, span)
 
 

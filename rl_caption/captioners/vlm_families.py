@@ -216,7 +216,7 @@ class PaliGemma(PlainPrompt):
     def inputs(
         self, processor: Any, messages: Messages, images: Sequence[Image.Image]
     ) -> Inputs:
-        """Inputs of the prompt alone, so that ``token_type_ids`` mark it as a prefix."""
+        """Inputs of the prompt alone, so that ``token_type_ids`` mark a prefix."""
         text = "<image>" * len(images) + text_of(messages)
         made = processor(text=[text], images=[list(images)], return_tensors="pt")
         return {name: value for name, value in made.items() if name != "labels"}

@@ -152,7 +152,7 @@ def with_intervals(
 ) -> Evaluation:
     """Add 95 % percentile bootstrap intervals to an evaluation, in the units of its metrics.
 
-    An evaluation of one image is returned unchanged, also any with ``resamples`` 0.
+    An evaluation of one image is returned unchanged; so is any, if ``resamples`` is 0.
     """
     sums = sums_of(evaluation, evaluation.metrics)
     if resamples == 0 or evaluation.n < 2 or sums is None:

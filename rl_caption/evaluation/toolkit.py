@@ -47,7 +47,7 @@ class UndefinedMetric(ValueError):
 
 
 class Scores(NamedTuple):
-    """Result of a metric function for N images; BLEU has four keys, other metrics one."""
+    """Result of a metric function for N images; BLEU has four keys, others one."""
 
     values: dict[str, tuple[float, list[float]]]
     """Metric key -> (score of the set, [N] scores of single images, as in ``candidates``)."""

@@ -87,7 +87,7 @@ class Thresholds(Section):
 
 @dataclass(frozen=True)
 class Findings:
-    """Measurements of the validation captions at one step, from which the rule decides."""
+    """Measurements of the validation captions at one step: the input of the rule."""
 
     reward: float
     """Mean reward over captions."""

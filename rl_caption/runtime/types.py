@@ -79,7 +79,7 @@ class CaptionBatch:
 
 @dataclass(frozen=True)
 class Rollout:
-    """Captions sampled from the policy, and greedy captions if a baseline needs them."""
+    """Sampled captions, and greedy captions if a baseline needs them."""
 
     token_ids: Tensor
     """[B, K, L] sampled tokens, padded after EOS."""

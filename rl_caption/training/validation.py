@@ -121,7 +121,8 @@ def validate_captions(
         run: the run, for its validation images and its folder.
         captioner, decoding: the captioner whose policy is validated, and how it
             decodes.
-        tokenizer: name of the tokenizer of CIDEr-D and of lengths.
+        tokenizer: name of the tokenizer of CIDEr-D and of ``val/length``, which splits
+            at white space for ``ptb``.
         monitor: monitor of reward hacking, which may end the run; or None.
         step: step that the policy has reached.
         logged: what the newest step logged.

@@ -34,7 +34,7 @@ CAPTIONS = {
 
 
 class LazyColumn(Sequence):
-    """Items that are copied whenever they are read, as the columns of datasets make theirs."""
+    """A sequence that copies an item whenever it is read, as columns of datasets do."""
 
     def __init__(self, items):
         self.items = items

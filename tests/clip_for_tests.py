@@ -1,4 +1,4 @@
-"""Tiny dual encoders with random weights, saved as the real ones are, and images to show them."""
+"""Tiny dual encoders with random weights, saved as the real ones are, and test images."""
 
 import json
 
@@ -42,7 +42,7 @@ class Drawn:
 
 
 class Counted:
-    """Passes everything on to an encoder and counts the images and texts that it was asked for."""
+    """An encoder that counts the images and texts that it encodes."""
 
     def __init__(self, encoder):
         self.encoder = encoder

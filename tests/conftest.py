@@ -15,8 +15,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 CHECKS = tempfile.TemporaryDirectory()
 os.environ["RL_CAPTION_CHECKS"] = CHECKS.name
 
-# Without hypothesis' limit of 200 ms an example: what a test shows does not depend on how busy the
-# machine is.
+# Without hypothesis' limit of 200 ms an example: results must not depend on the machine's load.
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
@@ -24,29 +23,31 @@ settings.load_profile("no_deadline")
 # test starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# Under nohup a hangup is ignored. With a handler of this process, programs that a test starts hear
-# it, and this one goes on.
+# Under nohup a hangup is ignored. With a handler in this process, programs that a test starts
+# receive it, and this process goes on.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
 
 
 @pytest.fixture(autouse=True)
 def trust_of_one_test(monkeypatch):
-    """What a test trusts, and the folders that it lets modules be found in, the next test does not."""
+    """Undo a test's trusted classes, and its changes of ``sys.path``, after the test."""
     monkeypatch.setattr("rewards.trust._trusted", set())
     monkeypatch.setattr("sys.path", [*sys.path])
 
 
 @pytest.fixture
 def random_weights(monkeypatch):
-    """Let language models of random weights answer, which are about to say something else."""
+    """Accept answers of language models with random weights, whatever their
+    probability.
+    """
     monkeypatch.setattr("rewards.language.models.LEAST_PROBABILITY", 0.0)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport():
-    """Escape what xdist cannot send: names of files that are not UTF-8, in what a test
-    printed or logged.
+    """Escape names of files that are not UTF-8 in a test's output, which xdist cannot
+    send.
     """
     report = yield
     report.sections = [

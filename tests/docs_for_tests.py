@@ -1,4 +1,4 @@
-"""The commands of the pages."""
+"""Commands and files in the documentation pages."""
 
 import re
 import shlex
@@ -22,14 +22,14 @@ PAGES = sorted(
 FENCE = re.compile(
     r'^```(\w*)(?: title="([^"\n]*)")?\n(.*?)^```', re.DOTALL | re.MULTILINE
 )
-"""Language, title and text of a block."""
+"""Pattern of a fenced block, with groups for language, title and text."""
 PYTHON = ("python", "rl-caption", "accelerate")
 NAMES_OF_FILES = {
     "CONFIG": "configs/demo_scst.yaml",
     "C.yaml": "configs/demo_scst.yaml",
     "OUT/cells/LABEL/seedN/config.yaml": "configs/demo_scst.yaml",
 }
-"""What a page calls any configuration -> one that is in the repository."""
+"""A page's placeholder of a configuration -> a configuration in the repository."""
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,23 @@ class Command:
     page: Path
     text: str
     runs: bool = False
-    """Whether it stands in a block whose title names nothing that a reader has to bring."""
+    """Whether it is in a block without a title, so that a reader needs no own files."""
 
     @property
     def id(self):
-        """For the name of a test."""
+        """Name of the command in names of tests."""
         return f"{self.page.name}: {' '.join(self.words)}"[:120]
 
     @property
     def words(self):
-        """The program and its options; the names of any configuration replaced."""
+        """The program and its options, with placeholders of configurations replaced."""
         return [NAMES_OF_FILES.get(word, word) for word in words_of(self.text)]
 
 
 def shown_files(page):
-    """Files whose name stands in the first line of their block."""
+    """Name -> text of the YAML files that a page shows, named in their block's first
+    line.
+    """
     texts = [text for _, _, text in FENCE.findall(page.read_text(encoding="utf-8"))]
     return {
         name[1]: text for text in texts if (name := re.match(r"# (\S+\.yaml)\n", text))
@@ -62,7 +64,7 @@ def shown_files(page):
 
 @cache
 def commands(page):
-    """Those of blocks, and those with options inside sentences that begin with a program."""
+    """Commands in a page's blocks, and commands with options inside its sentences."""
 
     def found():
         for language, title, text in FENCE.findall(page.read_text(encoding="utf-8")):
@@ -87,8 +89,8 @@ def commands(page):
 
 
 def words_of(command):
-    """Without what stands for more (``...``), brackets of what may be left out,
-    variables in front, pipes, and files that output goes to.
+    """Words of a command, without ``...``, brackets of optional words, variables in
+    front, pipes and redirections.
     """
     words = [
         word
@@ -105,7 +107,7 @@ def words_of(command):
 
 
 def program_of(words):
-    """The file of a Python program and its arguments, without what launches it."""
+    """The file of a Python program, and its arguments, without the launcher."""
     if words[:2] == ["accelerate", "launch"] or words[:3] == [
         "python",
         "-m",

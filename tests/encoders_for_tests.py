@@ -1,4 +1,4 @@
-"""Tiny pretrained encoders: saved as those of Transformers are, and classes of one's own."""
+"""Tiny pretrained encoders: saved by Transformers, and classes of one's own."""
 
 import re
 from itertools import pairwise

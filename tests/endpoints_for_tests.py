@@ -11,9 +11,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 def endpoint(
     answer,
 ):
-    """Options of an OpenAI-compatible endpoint that answers by a function of the request's body.
+    """Context manager of an OpenAI-compatible endpoint; yields its options.
 
-    It returns status, content (an object of JSON, or bytes), and headers, if any.
+    ``answer`` is a function of the request's body. It returns status, content (an
+    object of JSON, or bytes), and headers, if any.
     """
 
     class Handler(BaseHTTPRequestHandler):

@@ -26,8 +26,8 @@ FAMILIES = (*ENCODER_DECODERS, *PLAIN_PROMPTS)
 
 
 def save_model(family, folder, seed=0):
-    """Write the family's tiny model to ``folder``, also that of a vision-language
-    model; returns it.
+    """Write the tiny model of a family, also of vision-language models, to ``folder``;
+    return the folder.
     """
     if family not in FAMILIES:
         from tests.zoo.families import save_vlm
@@ -40,7 +40,7 @@ def save_model(family, folder, seed=0):
 
 
 def put_on_hub(name, model, hub, monkeypatch):
-    """The hub's cache stands for the hub: it is what a name resolves to once the files are there."""
+    """Put a model into a cache of the hub under ``name``, and go offline."""
     cache = hub / f"models--{name.replace('/', '--')}"
     shutil.copytree(model, cache / "snapshots" / "0123abc")
     (cache / "refs").mkdir()
@@ -59,7 +59,9 @@ def tiny_hf_captioner(family, folder, prompt="", seed=0):
 
 
 def assert_close_gradients(found, expected, tolerance=1e-4):
-    """Relative to each parameter's gradient; a bias of keys has none but for rounding."""
+    """Assert equal gradients, relative to each parameter's largest. The gradient of a
+    bias of keys is only rounding error.
+    """
     assert found.keys() == expected.keys()
     largest = max(value.abs().max() for value in expected.values())
     for name, value in expected.items():
@@ -68,7 +70,7 @@ def assert_close_gradients(found, expected, tolerance=1e-4):
 
 
 def with_template(folder, template):
-    """The folder of a language model whose tokenizer has this chat template from now on."""
+    """Give a saved language model's tokenizer a chat template; return the folder."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(folder)
@@ -83,8 +85,9 @@ def gradients(policy):
 
 
 def assert_recomputing_changes_nothing(captioner, inputs, ids, share):
-    """Captions, scores and gradients are those without dropout, in training with
-    recomputed activations, too, of which at most ``share`` of the tensors are kept.
+    """Assert that captions, scores and gradients without dropout stay the same in
+    training mode and with recomputed activations, and that recomputing keeps at most
+    ``share`` of the tensors.
     """
     plain = copy.deepcopy(captioner)
     plain.policy.zero_grad()
@@ -131,7 +134,9 @@ def assert_recomputing_changes_nothing(captioner, inputs, ids, share):
 
 
 def assert_texts_survive(captioner):
-    """Encoded texts end with EOS and are decoded to themselves; returns them."""
+    """Assert that encoded texts end with EOS and are decoded to themselves; return
+    their ids.
+    """
     texts = ["a small dog", "two squares\non a  green field"]
     encoded = captioner.encode(texts, 40)
     end = captioner.eos_token_id
@@ -153,7 +158,9 @@ def assert_draws_and_scores(
     expected,
     scores,
 ):
-    """Two samples at temperature 1.3 are ``expected``, and teacher forcing gives their ``scores``."""
+    """Assert that two samples at temperature 1.3 are ``expected``, and that teacher
+    forcing gives their ``scores``.
+    """
     limit = noise.shape[-1]
     decoding = Decoding(
         num_samples=2, with_greedy=True, temperature=1.3, max_new_tokens=limit
@@ -179,8 +186,8 @@ def assert_gradients_of_one_at_a_time(
     mask,
     expected,
 ):
-    """``expected`` log-probabilities, of captions one by one, and their gradient are
-    those of ``batches``, and of prefixes that captions share.
+    """Assert that ``expected``, log-probabilities of captions one by one, and their
+    gradient equal the values of ``batches``, and of shared prefixes.
     """
     policy = captioner.policy
     weights = torch.linspace(

@@ -1,4 +1,4 @@
-"""Runs that are interrupted where they write or read, to go on later."""
+"""Interruption of runs where they write or read."""
 
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -8,8 +8,8 @@ import pytest
 
 @contextmanager
 def interrupted(owner, name, after):
-    """What is within ends in ``KeyboardInterrupt``: at the call of a function that
-    follows ``after`` whole ones.
+    """Context manager whose block is interrupted by ``KeyboardInterrupt``, at the call
+    of a function after ``after`` complete calls.
     """
     original, calls = getattr(owner, name), []
 

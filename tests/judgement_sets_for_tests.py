@@ -1,4 +1,4 @@
-"""Tiny sets of judgements in the formats in which the real ones are published."""
+"""Tiny sets of judgements in the formats of the published sets."""
 
 import pickle
 
@@ -13,7 +13,7 @@ WORDS = ["a dog runs", "a cat sits", "two men talk"]
 
 
 def token_file(path):
-    """Five captions of each of three images, in the format of Flickr8k and Flickr30k."""
+    """Write five captions of each of three images, in the format of Flickr8k."""
     named = zip(IMAGES, WORDS, strict=True)
     lines = [
         f"{image}#{number}\t{words}  in place {number} .\n"
@@ -36,8 +36,8 @@ def flickr8k(folder):
 
 
 def composite(folder):
-    """Three captions a row in 8k, four in the others, and the two lines at the end of
-    the real files.
+    """Write three captions a row in 8k, four in the other parts, and the two lines at
+    the end of the real files.
     """
     token_file(folder / "Flickr8k.token.txt")
     token_file(folder / "results_20130124.token")
@@ -72,7 +72,7 @@ def cell(text):
 
 
 def consensus(path, pairs):
-    """Votes of 48 people on each pair (first, second, votes for the first)."""
+    """Write votes of 48 people on each pair (first, second, votes for the first)."""
     fields = [
         ("A", "O"),
         ("B", "O"),
@@ -93,8 +93,8 @@ def consensus(path, pairs):
 
 
 def pascal50s(folder):
-    """Four pairs, one of each kind; the second has its captions in the other order, the
-    third is a tie of votes.
+    """Write four pairs, one of each kind; the second has its captions in the other
+    order, the third has a tie of votes.
     """
     pairs = [
         ("one dog", "one cat", 40),
@@ -131,7 +131,9 @@ def abstract50s(folder):
 
 
 def foil(folder):
-    """Two images with three pairs, and the COCO captions that they were made from."""
+    """Write two images with three pairs, and the COCO captions that they were made
+    from.
+    """
     images = [{"id": n, "file_name": f"COCO_val2014_{n:012}.jpg"} for n in (7, 8)]
     captions = {
         7: ["a dog runs.", "a cat runs.", "a cow runs."],
@@ -276,8 +278,8 @@ def icc_words(folder):
 
 
 def vatex_eval(folder):
-    """Pickled NumPy arrays, as ``VATEX-EVAL-demo.py`` of EMScore reads them: ratings
-    are [people, captions], flat.
+    """Write pickled NumPy arrays for EMScore's ``VATEX-EVAL-demo.py``: ratings are
+    [people, captions], flat.
     """
     contents = {
         "candidates_list": np.array(
@@ -300,7 +302,7 @@ def vatex_eval(folder):
 
 
 def activitynet_foil(folder):
-    """As ``ActivityNet-FOIL_demo.py`` of EMScore reads them."""
+    """Write the files of EMScore's ``ActivityNet-FOIL_demo.py``."""
     right = ["A man  runs.", "He stops.", "A dog barks."]
     foiled = ["A woman runs.", "He stops.", "A cat barks."]
     for name, sentences in (("right", right), ("foil", foiled)):

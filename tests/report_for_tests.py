@@ -1,4 +1,4 @@
-"""Folders as the programs leave them, small and written by hand, for tests of reports."""
+"""Small folders of runs and evaluations, written by hand, for tests of reports."""
 
 import yaml
 
@@ -48,7 +48,7 @@ STATE = {
 
 
 def write_captions(folder, split, captions):
-    """Captions of the first images of a split of the generated world."""
+    """Write captions of the first images of a split of the generated world."""
     rows = []
     for index, caption in enumerate(captions):
         rows.append({"image_id": f"{split}-{index:06d}", "caption": caption})
@@ -56,8 +56,8 @@ def write_captions(folder, split, captions):
 
 
 def write_run(folder, **config):
-    """A finished run with three validations, the last of them with an alarm; the first
-    caption is a nasty one.
+    """Write a finished run with three validations, the last with an alarm; the first
+    caption has HTML to be escaped.
     """
     folder.mkdir(parents=True)
     values = {
@@ -82,12 +82,12 @@ def write_run(folder, **config):
 
 
 def write_lines(folder, lines):
-    """The log of a run."""
+    """Write the log of a run."""
     write_json_lines(folder / "metrics.jsonl", lines)
 
 
 def write_evaluation(folder, cider, word="red", **more):
-    """What ``evaluate.py`` leaves of 30 captions."""
+    """Write an evaluation of 30 captions, as ``rl-caption evaluate`` does."""
     folder.mkdir(parents=True)
     metrics = {"CIDEr": cider, "BLEU-4": cider / 4, "length/mean": 6.0}
     metrics["judge/L-CLIPS"] = cider / 2
@@ -100,7 +100,7 @@ def write_evaluation(folder, cider, word="red", **more):
 
 
 def write_comparison(folder):
-    """What ``evaluate.py --compare`` leaves of two systems."""
+    """Write a comparison of two systems, as ``rl-caption evaluate`` does."""
     for name, cider in (("xe", 1.0), ("rl", 1.25)):
         write_evaluation(folder / name, cider, name)
     found = {"first": 1.0, "second": 1.25, "difference": 0.25}

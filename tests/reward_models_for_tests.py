@@ -97,12 +97,12 @@ def reward_model_config(folder, task, **changes):
 
 
 def chain(folder):
-    """Configurations of teacher, both towers and the whole student, each after those
-    that it starts from.
+    """Configurations of teacher, both towers and the whole student, in the order of
+    training.
 
-    And of ``pac``, which goes on from the teacher with generated images and captions;
-    of ``long``, the teacher with more positions; and of ``specific``, which goes on
-    from that.
+    Also of ``pac``, which starts from the teacher, with generated images and captions;
+    of ``long``, the teacher with more positions; and of ``specific``, which starts from
+    ``long``.
     """
     best = str(folder / "teacher/export/best")
     teacher = {"teacher.name": best}
@@ -210,7 +210,7 @@ def text_chain(folder):
     if not student.exists():
         tiny_student(student)
     roberta = folder / "roberta"
-    if not roberta.exists():  # without dropout, whose masks belong to processes
+    if not roberta.exists():  # without dropout, whose masks differ between processes
         off = {
             "hidden_dropout_prob": 0.0,
             "attention_probs_dropout_prob": 0.0,

@@ -1,9 +1,9 @@
-"""A device that is not the CPU, on a machine without one: where a GPU would refuse, it refuses.
+"""A simulated device beside the CPU, which refuses what a GPU would refuse.
 
 A tensor of it wraps a CPU tensor, which computes. An operation on tensors of both
 devices raises, and so does ``numpy()``; CPU scalars and CPU indices are taken, as on a
 GPU. Autocast is a no-op. It registers torch's one private backend for the rest of the
-process, so it belongs into a child.
+process, so activate it in a child process.
 """
 
 import importlib
@@ -33,11 +33,11 @@ REWARDS = (
     "rewards.frozen_model",
     "rl_caption.lab.visual_bottleneck",
 )
-"""The modules whose models go to ``default_device``."""
+"""Modules whose models go to ``default_device``."""
 
 
 class SimulatedTensor(Tensor):
-    """``inner`` is the CPU tensor."""
+    """A tensor on the simulated device; ``inner`` is its CPU tensor."""
 
     inner: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -60,7 +60,7 @@ class SimulatedTensor(Tensor):
     def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
         return compute(operator, args, kwargs or {})
 
-    # What torch refuses subclasses, or asks their storage.
+    # Methods that torch refuses for subclasses, or that need their storage.
     def tolist(self):
         return self.inner.tolist()
 
@@ -85,11 +85,11 @@ class SimulatedTensor(Tensor):
 
 
 class FactoryMode(TorchDispatchMode):
-    """Tensors that are made on the device, and those that move to it."""
+    """Dispatch mode for tensors that are made on the device or move to it."""
 
     @classmethod
     def _should_skip_dynamo(cls):
-        return False  # nothing is compiled here, and to say so at each operation takes time
+        return False  # nothing is compiled here; a check at each operation takes time
 
     def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
         return compute(operator, args, kwargs or {})
@@ -100,8 +100,8 @@ def simulated(device):
 
 
 def compute(operator, args, kwargs):
-    """The operation on the CPU tensors inside, wrapped. Raises RuntimeError where
-    tensors are on both devices.
+    """Run an operation on the CPU tensors inside, and wrap its results. Raises
+    ``RuntimeError`` where tensors are on both devices.
     """
     name = operator._schema.name
     leaves = tree_leaves((args, kwargs))
@@ -145,7 +145,7 @@ def compute(operator, args, kwargs):
 
 
 class _Backend(_DummyBackendModule):
-    """What ``torch.simulated`` is asked."""
+    """The module ``torch.simulated``."""
 
     def get_amp_supported_dtype(self):
         return [torch.bfloat16]
@@ -163,11 +163,11 @@ class _Hook(_DummyPrivateUse1Hook):
 
 
 _LIBRARIES: list[torch.library.Library] = []
-"""Kept: what a library registers ends with it."""
+"""Kept alive: a library's registrations end with it."""
 
 
 def activate():
-    """Make it this process's device: of Accelerate, and of the models of rewards."""
+    """Make it the device of Accelerate and of rewards' models in this process."""
     _setup_privateuseone_for_python_backend(
         NAME, backend_module=_Backend(), hook=_Hook()
     )

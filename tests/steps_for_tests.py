@@ -15,8 +15,8 @@ LENGTH = 8
 
 
 class WordCount:
-    """A reward that differs between most captions: share of words with an ``a``, plus
-    length / 10, plus ``shift``.
+    """A reward that differs between most captions: fraction of words with an ``a``,
+    plus length / 10, plus ``shift``.
     """
 
     __name__ = "words"

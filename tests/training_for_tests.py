@@ -1,5 +1,5 @@
-"""Tiny trainings: their configurations, and children of a fork server that run, fail
-and are killed as asked.
+"""Tiny trainings: their configurations, and forked processes that run them, fail or are
+killed on request.
 
 Importing torch and Transformers takes seconds, so one fork server imports everything
 once and each run is a fork of it.
@@ -31,8 +31,8 @@ from rl_caption.cli.stages import make_stages
 from rl_caption.config.reward_models import RewardModelConfig
 
 ENGINES = {name: engine_memory.environment(name) for name in engine_memory.ENGINES}
-"""What ``accelerate launch --config_file configs/accelerate/deepspeed_NAME.yaml`` puts
-into the environment.
+"""Name of a DeepSpeed engine -> environment variables that ``accelerate launch
+--config_file configs/accelerate/deepspeed_NAME.yaml`` sets.
 """
 LONGEST = 300
 """Seconds after which a run counts as hanging."""
@@ -163,8 +163,8 @@ class Kill:
     """SIGKILL (or another signal) at the ``call``-th call of ``target``
     (``module:attribute.attribute``).
 
-    ``moment`` is ``before`` the call, ``after`` it, or ``half`` way through what it
-    writes or removes.
+    ``moment`` is ``before`` the call, ``after`` it, or ``half`` way through its writing
+    or removing.
     """
 
     target: str
@@ -175,7 +175,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended."""
+    """Exit code and output of a run."""
 
     code: int
     """Exit code, or minus the signal that ended it."""
@@ -194,7 +194,7 @@ def run(config, folder, program="xe", **how):
 
 
 def checked_run(config, folder, program="xe", **how):
-    """``run``, which has to end with 0; with a kill by SIGKILL with that, so that it was reached."""
+    """``run``, which must end with 0, or with SIGKILL if ``kill`` sends it."""
     ended, kill = run(config, folder, program, **how), how.get("kill")
     is_killed = kill is not None and kill.number == signal.SIGKILL
     assert ended.code == (-signal.SIGKILL if is_killed else 0), ended.output
@@ -216,7 +216,7 @@ def run_arguments(arguments, output, **how):
 
 
 def checked_arguments(arguments, output, **how):
-    """``run_arguments``, which have to end with 0; returns what was printed."""
+    """``run_arguments``, which must end with 0; return the output."""
     ended = run_arguments(arguments, output, **how)
     assert ended.code == 0, ended.output
     return ended.output
@@ -236,8 +236,8 @@ def run_arguments_together(
     """Run ``python -m rl_caption ARGUMENTS`` in ``count`` processes that train together
     (gloo), with the environment of an ``engine``; logs are beside ``folder``.
 
-    ``kill`` strikes rank 0, then the others are killed. After step ``spoil`` the last
-    process alone has weights that are not finite.
+    ``kill`` is for rank 0; then the other processes are killed. After step ``spoil``
+    the last process alone has weights that are not finite.
     """
     port, context = get_free_port(), multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
@@ -280,8 +280,9 @@ def _child(
     environment=None,
     simulated=False,
 ):
-    """Run the program with a kill armed, NaN in a weight from step ``poison`` on or
-    after step ``spoil``, files limited in size (bytes), or on a simulated device.
+    """Run the program with a ``kill`` armed, with NaN in a weight from step ``poison``
+    on or after step ``spoil``, with a limit of file sizes (bytes), or on a simulated
+    device.
     """
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
@@ -330,7 +331,7 @@ def _arm(kill):
 
 
 def _write_half(original, *positional, **named):
-    """Do half of what a function does that writes or removes the path among its arguments."""
+    """Call a function that writes or removes a path, and leave half of its work."""
     path = next(Path(value) for value in positional if isinstance(value, str | Path))
     if original.__name__ == "rmtree":
         next(file for file in sorted(path.iterdir()) if file.is_file()).unlink()
@@ -342,7 +343,7 @@ def _write_half(original, *positional, **named):
 
 
 def _break_weights(step, after):
-    """Make a weight NaN before step ``step`` is taken, or after it; of a sharded one
+    """Make a weight NaN before step ``step``, or after it; if the weight is sharded,
     this process's shard.
     """
     from rl_caption.training.run import Run
@@ -371,18 +372,18 @@ def steps(folder, key="loss/total"):
 
 
 def values(folder, key):
-    """What a run's log has at a key, record after record."""
+    """Values of a key in a run's log, record after record."""
     return [line[key] for line in lines(folder) if key in line]
 
 
 def read_json(path):
-    """Contents of a JSON file; of a run's folder, its result."""
+    """Contents of a JSON file, or of ``result.json`` in a run's folder."""
     path = Path(path)
     return load_json(path / "result.json" if path.is_dir() else path)
 
 
 def untimed(folder):
-    """Records of ``metrics.jsonl`` without the keys that tell time."""
+    """Records of ``metrics.jsonl`` without the keys of times."""
     timed = ("time/", "val/seconds", "train/images_per_second")
     return [
         {key: value for key, value in line.items() if not key.startswith(timed)}
@@ -416,7 +417,9 @@ def _last_and_best(one, other):
 
 
 def assert_close_runs(one, other, rel=1e-5):
-    """Steps, samples, best model and last checkpoint of two runs are equal up to float32 rounding."""
+    """Assert that steps, samples, best model and last checkpoint of two runs are equal
+    up to float32 rounding.
+    """
     for a, b in zip(untimed(one), untimed(other), strict=True):
         assert a == pytest.approx(b, rel=rel, abs=rel / 100)
     if (one / "samples.jsonl").exists():
@@ -434,8 +437,8 @@ def assert_close_runs(one, other, rel=1e-5):
 
 
 def assert_same_run(run_folder, whole):
-    """Every file that tells the result of a run equals that of the run that was never
-    stopped, bit for bit.
+    """Assert that the files with results of a stopped and resumed run equal the files
+    of a whole run, bit for bit.
     """
     of_pipeline = {"stage.json"}
     assert files(run_folder) - of_pipeline == files(whole) - of_pipeline

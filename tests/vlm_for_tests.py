@@ -1,4 +1,4 @@
-"""Images, a configuration and a reward of runs of TRL."""
+"""Images, a configuration and a reward for runs of TRL."""
 
 import json
 import math
@@ -67,8 +67,8 @@ def grpo_config(folder, run, **changes):
 
 
 class Recorder:
-    """Scores captions by their number of words, and keeps what it was given; NaN where
-    asked to break.
+    """Reward that scores captions by their number of words and records its calls; NaN
+    where asked to break.
     """
 
     __name__ = "recorder"

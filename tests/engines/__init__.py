@@ -1,4 +1,4 @@
-"""Other people's engines, for real: one script for each, run by hand (``make engines
+"""Tests with other people's engines: one script for each, run by hand (``make engines
 ARGS=NAME``), in no test tier.
 
 ``python -m tests.engines NAME`` makes an environment for the script ``NAME.py`` under

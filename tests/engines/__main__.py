@@ -110,7 +110,7 @@ def requirements_of(script: Path) -> dict[str, Any]:
 
 
 def install(folder: Path, requirements: dict[str, Any]) -> Path:
-    """The Python of an environment with these requirements; it is made anew when they have changed."""
+    """Python of an environment with these requirements, made anew when they change."""
     python, stamp = folder / "bin/python", folder / "requirements.json"
     wanted = json.dumps(requirements)
     if not stamp.exists() or stamp.read_text() != wanted:
@@ -132,7 +132,7 @@ def install(folder: Path, requirements: dict[str, Any]) -> Path:
 
 
 def installed_versions(python: Path, requirements: dict[str, Any]) -> str:
-    """The versions that the script pins, of Transformers and of Torch, as they are installed."""
+    """Installed versions of the packages that the script pins, Transformers and Torch."""
     alone = requirements.get("tool", {}).get("engine", {}).get("alone", [])
     pinned = [word for word in [*alone, *requirements["dependencies"]] if "==" in word]
     named = [word.partition("==")[0].partition("[")[0] for word in pinned]
@@ -150,8 +150,8 @@ def installed_versions(python: Path, requirements: dict[str, Any]) -> str:
 def compared_row(
     result: dict[str, Any], reward: MixedReward
 ) -> tuple[str, int, float, float]:
-    """What ran, how many numbers, their largest difference from the scores in process,
-    and the tolerance.
+    """Name of the test, number of scores, their largest difference from the scores in
+    process, and the tolerance.
     """
     if "difference" in result:
         return (
@@ -166,8 +166,8 @@ def compared_row(
 
 
 def write_reward(folder: Path) -> MixedReward:
-    """Write photos, cases and the reward that is served (of text and images) to
-    ``folder``; the same reward here.
+    """Write photos, cases and the configuration of the served reward (of text and
+    images) to ``folder``; return the same reward in this process.
     """
     photos = folder / "photos"
     photos.mkdir(exist_ok=True)

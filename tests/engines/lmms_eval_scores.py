@@ -38,7 +38,7 @@ METRIC = "  - {{metric: coco_{name}, aggregation: !function photos.coco_{functio
 
 
 def results_of(module: str) -> dict[str, float]:
-    """Metrics of the model that always answers the same, by a program with lmms-eval's options."""
+    """Metrics of a constant answer, by a program with lmms-eval's options."""
     output = FOLDER / f"output_{module.partition('.')[0]}"
     options = {
         "model": "dummy",
@@ -58,7 +58,7 @@ def results_of(module: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Evaluate twice."""
+    """Evaluate with lmms-eval's scorers and with ours, and report the difference."""
     tasks = FOLDER / "tasks"
     tasks.mkdir(exist_ok=True)
     rows = [

@@ -27,11 +27,11 @@ orms["rl_caption"] = type("RLCaption", (ReportedReward, ORM), {})
 Qwen2VLTemplate.image_token_id = 5  # of the tiny vocabulary
 """
 UNWRITTEN = [1, 3, 4, 5, 6]
-"""Ids of tokens of images and of the beginning of messages, which random weights would sample."""
+"""Ids of tokens of images and of message starts, which are not to be sampled."""
 
 
 class ReportedReward(ServedReward):
-    """Reports every call."""
+    """A ``ServedReward`` that reports every call."""
 
     def __call__(self, completions: Sequence[str], **columns: Any) -> list[float]:
         scores = super().__call__(completions, **columns)
@@ -47,7 +47,7 @@ class ReportedReward(ServedReward):
 
 
 def main() -> None:
-    """Train."""
+    """Train for two steps."""
     rows = [
         {
             "messages": [{"role": "user", "content": "<image>describe this image"}],

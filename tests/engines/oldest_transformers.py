@@ -1,4 +1,4 @@
-"""The oldest Transformers beside which ``rewards`` works, installed with ``pip install --no-deps``."""
+"""``rewards`` with the oldest supported Transformers, installed without dependencies."""
 
 # /// script
 # dependencies = ["transformers==5.6.0", "torch>=2.11,<2.14", "pillow", "psutil", "open_clip_torch"]

@@ -32,7 +32,7 @@ class Engine:
         self.ids, self.finish_reason = ids, finish_reason
 
     async def generate(self, *_: Any, **__: Any) -> Any:
-        """A request's output."""
+        """Output of a request, the given token ids."""
         output = SimpleNamespace(
             token_ids=self.ids, finish_reason=self.finish_reason, logprobs=None
         )
@@ -40,7 +40,9 @@ class Engine:
 
 
 def byte_processor() -> Any:
-    """The processor of the tiny Qwen2-VL with a tokenizer of bytes, which loses no line break."""
+    """Processor of the tiny Qwen2-VL with a tokenizer of bytes, which keeps line
+    breaks.
+    """
     words = AutoProcessor.from_pretrained(FOLDER / "qwen2_vl")
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     backend = Tokenizer(models.BPE())
@@ -60,7 +62,7 @@ def byte_processor() -> Any:
 
 
 async def main() -> None:
-    """Score each case with and without its image in the prompt, ended and cut off."""
+    """Score each case with and without its image in the prompt, finished and cut off."""
     processor = byte_processor()
     tokenizer = processor.tokenizer
     executor = SingleTurnAgentExecutor(adapter.__file__)

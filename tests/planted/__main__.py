@@ -28,7 +28,7 @@ PRELOADED = ("torch", "transformers", "datasets", "accelerate", "scipy.stats", "
 
 @dataclass
 class Fault:
-    """A file of the package, what is wrong in which line, and the file's text with it."""
+    """A fault in a line of a file of the package, and the file's text with the fault."""
 
     file: str
     line: int
@@ -79,7 +79,9 @@ MOMENTS = itertools.count(1_000_000_000)
 
 
 def write(path: Path, text: str) -> None:
-    """Write ``text``, at a moment of its own: Python knows a stale .pyc file by it alone."""
+    """Write ``text`` with a new modification time, by which Python detects stale .pyc
+    files.
+    """
     path.write_text(text, encoding="utf-8")
     moment = next(MOMENTS)
     os.utime(path, (moment, moment))

@@ -1,4 +1,4 @@
-"""Run tests on a copy of the package, in a forked process that has imported torch before."""
+"""Run tests on a copy of the package, in a fork of a process that has imported torch."""
 
 import json
 import os
@@ -34,7 +34,8 @@ def copy_of_project(folder: Path) -> Path:
 
 
 class Selection:
-    """Choose the tests of a fault: those that run its line, or those of ``tests.json``.
+    """Choose the tests of a fault: tests that run its line, or listed in
+    ``tests.json``.
 
     ``coverage`` is the file that ``pytest --cov --cov-context=test`` writes, ``junit``
     the durations that ``pytest --junitxml`` writes with ``-o junit_family=xunit1``.
@@ -50,7 +51,9 @@ class Selection:
             self.durations[test] = float(case.get("time") or 0)
 
     def __call__(self, file: str, line: int) -> list[str]:
-        """Tests for a fault in ``line`` of ``file``, the quickest first; none: not covered."""
+        """Tests for a fault in ``line`` of ``file``, the quickest first; empty where
+        none covers it.
+        """
         if self.coverage is None:
             return self._listed(file)
         chosen, total = [], 0.0

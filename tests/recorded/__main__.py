@@ -4,11 +4,10 @@ them changes.
     python -m tests.recorded record FILE.json      # on a commit whose results are right
     python -m tests.recorded check FILE.json       # on another commit: exit code 1 where anything differs
 
-``baseline.json`` beside this file holds the results of commit 8edf1d71, but for
+``baseline.json`` beside this file holds the results of commit 8edf1d71, except for
 ``policy/kl``, which is computed in float64 since. To record another commit, run this
-program there, with this folder's parent on ``PYTHONPATH``: it needs nothing but the
-command line, ``python
--m rl_caption``.
+program there, with this folder's parent on ``PYTHONPATH``: it needs only the command
+line, ``python -m rl_caption``.
 
 The runs are tiny and take one or two minutes together: cross-entropy; self-critical
 training with three advantages (greedy with a KL term; leave-one-out with a
@@ -102,7 +101,7 @@ EVAL = {"every": 6, "batch_size": 8}
 
 
 def scst(samples: int, train: dict[str, Any]) -> dict[str, Any]:
-    """A self-critical run that goes on from the cross-entropy run."""
+    """Configuration of a self-critical run that starts from the cross-entropy run."""
     return {
         "model": {"init": "{xe}"},
         "data": DATA,
@@ -238,12 +237,12 @@ METRICS = (
     "train/lr",
     "val/",
 )
-"""Beginnings of the keys that are compared."""
+"""Prefixes of the compared keys."""
 LEFT_OUT = ("val/seconds", "val/hacking/", "val/judge/")
 
 
 def train(name: str, folder: Path) -> dict[str, Any]:
-    """Train one run by its command; the digests of its weights and its log."""
+    """Train one run by its command; return the digests of its weights, and its log."""
     program, config = RUNS[name]
     exports = {other: str(folder / other / "export" / "last") for other in RUNS}
     text = json.dumps({**config, "run": {"dir": str(folder / name), "log_every": 1}})
@@ -277,7 +276,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
-    """The lines of the log, with the metrics that are compared."""
+    """The lines of the log, with the compared metrics alone."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [
         {
@@ -291,7 +290,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def machine() -> dict[str, str]:
-    """What the bits of a result depend on."""
+    """Versions and CPU, on which the bits of a result depend."""
     import torch
 
     cpu = platform.processor()
@@ -309,7 +308,7 @@ def machine() -> dict[str, str]:
 
 
 def results() -> dict[str, Any]:
-    """Train all runs."""
+    """Train all runs; return their results and the machine."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in RUNS:
@@ -319,7 +318,7 @@ def results() -> dict[str, Any]:
 
 
 def differences(recorded: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """One line for each run whose weights or metrics differ; a metric that is new does not."""
+    """One line for each run whose weights or metrics differ; new metrics do not count."""
     found = []
     for name, run in recorded["runs"].items():
         own = now["runs"].get(name)

@@ -2030,7 +2030,7 @@ ZOO = (
 
 
 def make(name: str, folder: Path) -> Path:
-    """Write the model of that name to ``folder``; returns it."""
+    """Write the model of that name to ``folder``; return the folder."""
     if name in VLM_FAMILIES:
         return save_vlm(name, folder)
     folder.mkdir(parents=True, exist_ok=True)

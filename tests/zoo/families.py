@@ -137,7 +137,7 @@ def _ids(tokenizer: Any, **names: str) -> dict[str, int]:
 
 
 def _save(folder: Path, model: Any, processor: Any, ends: list[int]) -> None:
-    """With weights so large that images and words matter."""
+    """Save a model with weights so large that images and words matter."""
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.25)
@@ -470,7 +470,7 @@ VLM_FAMILIES = tuple(
 
 
 def save_vlm(family: str, folder: Path, seed: int = 0) -> Path:
-    """Write the family's tiny model to ``folder``; returns it."""
+    """Write the family's tiny model to ``folder``; return the folder."""
     torch.manual_seed(seed)
     folder.mkdir(parents=True, exist_ok=True)
     globals()[f"save_{family}"](folder)
@@ -487,7 +487,7 @@ def tiny_vlm(
 
 
 SIZES = ((32, 32), (60, 30), (24, 56))
-"""Of images with different numbers of tokens in most families."""
+"""Sizes of images with different numbers of tokens in most families."""
 
 
 def photo_rows() -> list[dict[str, Any]]:

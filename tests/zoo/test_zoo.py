@@ -1,4 +1,4 @@
-"""Tiny models of every family that a builder is known for load and are exact, or are refused."""
+"""Tiny models of every family with a builder are loaded and exact, or refused."""
 
 import pytest
 import torch
@@ -11,9 +11,9 @@ from tests.zoo.builders import ZOO, make
 from tests.zoo.families import photo_rows
 
 PLAIN = ("qwen3_5", "qwen3_5_moe", "lfm2_vl", "internvl_mamba")
-"""Layers with a state that captions of an image cannot share."""
+"""Families with a state in layers that captions of an image cannot share."""
 BY_ROWS = ("molmo2", "perception_lm")
-"""Inputs that hold indices into their row, or images that cannot be padded."""
+"""Families whose inputs hold indices into their row, or whose images cannot be padded."""
 REFUSED = {
     "got_ocr2": "Nested images",  # its processor takes no list of images
     "llama4": "generate",  # its processor makes pixels of another type than the weights

@@ -147,7 +147,7 @@ def word_tokenizer(
     words: str = "",
     **named: str,
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of whole words, those of ``WORDS`` and ``words``; ``named`` special
+    """A tokenizer of the whole words in ``WORDS`` and ``words``; ``named`` special
     tokens are attributes, too.
     """
     vocabulary = dict.fromkeys([*specials, "<unk>", *WORDS.split(), *words.split()])

@@ -51,7 +51,7 @@ SYNONYMS = {
     "eval_steps": "eval.every",
     "early_stopping_patience": "eval.patience",
 }
-"""What Transformers and TRL call an option -> its key here (docs/coming_from.md)."""
+"""Name of an option in Transformers or TRL -> its key here (docs/coming_from.md)."""
 LIMITS = {
     "minimum": ">=",
     "exclusiveMinimum": ">",

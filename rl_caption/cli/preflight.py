@@ -51,9 +51,9 @@ class Finding(NamedTuple):
     """A line of the report."""
 
     name: str
-    """What was looked at."""
+    """Subject of the check."""
     value: str
-    """What was found or, where it is missing, what that costs and what helps."""
+    """Result or, where something is missing, what that costs and what helps."""
     fatal: bool = False
     """Whether the run, or the main job, cannot start."""
 
@@ -84,7 +84,7 @@ def refuse(findings: Iterable[Finding], more: Sequence[str] = ()) -> None:
 
 
 def _process_findings(stage: Stage) -> Iterator[Finding]:
-    """What a launcher asks for that the program cannot do."""
+    """Settings of a launcher that the program does not support."""
     from rl_caption.runtime.launch import processes_started
 
     program = PROGRAMS[stage.program]
@@ -110,7 +110,7 @@ def rewards_of(values: Any, name: str = "") -> Iterator[tuple[str, dict[str, Any
 
 
 def _package_findings(stage: Stage) -> Iterator[Finding]:
-    """The missing optional modules among those that a stage imports."""
+    """The optional modules that a stage imports and that are missing."""
     lines = [REWARDS[name] for name, _ in rewards_of(stage.sections)]
     lines += [f"{key}={value}" for key, value in stage.values.items()]
     text = "\n".join(lines)

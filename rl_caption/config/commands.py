@@ -30,7 +30,7 @@ class RetrievalConfig(Section):
 
 
 class RerankConfig(Section):
-    """Which of several captions of an image is chosen."""
+    """Choice among several captions of an image."""
 
     rerank: str | None = None
     """Chooses one of several captions of an image: ``consensus`` (the most similar to
@@ -107,7 +107,7 @@ class EvaluateConfig(PairsConfig, RerankConfig):
             )
         if self.model and self.references:
             raise ConfigError(
-                "references are set: the captions of model have those of data"
+                "references are set: captions of model use the references of data"
             )
         if self.compare and not self.bootstrap:
             raise ConfigError("bootstrap is 0: compare needs resamples")

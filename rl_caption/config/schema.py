@@ -61,9 +61,7 @@ class DataConfig(Section):
     folder of ``captions``; the name on the hub.
     """
     source: str | None = None
-    """Where the files come from and how large they are, for the error of a missing
-    ``path``.
-    """
+    """Source and size of the files, for the error of a missing ``path``."""
     image_root: str | None = None
     """Folder of the images, absolute or relative to the folder of the JSON."""
     image_extension: str | None = None
@@ -79,7 +77,9 @@ class DataConfig(Section):
     paths start from the working directory.
     """
     features_kwargs: dict = {}
-    """How features are stored, such as ``{dim: 2048, max_regions: 100}`` (docs/data.md)."""
+    """Options of stored features, such as ``{dim: 2048, max_regions: 100}``
+    (docs/data.md).
+    """
     augment: list[Augmentation] = []
     """Random augmentations of the training images: ``horizontal``, ``vertical``,
     ``transpose``, ``crop``. Choose only augmentations that keep the captions true.
@@ -160,7 +160,7 @@ class RewardTerm(Section):
 
 
 class TrustConfig(Section):
-    """Which code saved models may run."""
+    """Classes that saved models may use."""
 
     trust: list[str] = []
     """Classes outside this package, as ``package.module:Class``, that the
@@ -209,7 +209,7 @@ class RewardConfig(Section):
 
 
 class RolloutConfig(Section):
-    """How captions are sampled."""
+    """Sampling of captions."""
 
     num_samples: PositiveInt = 5
     """Captions sampled per image (K)."""
@@ -366,7 +366,7 @@ class CaptionEvalConfig(EvalConfig):
 
 
 class RunConfig(Section):
-    """Where a run lives and how it is watched."""
+    """Folder, checkpoints and logs of a run."""
 
     dir: str = "runs/run"
     """The run's folder."""

@@ -24,7 +24,7 @@ from rewards.videos import VideoFrame
 from rl_caption.runtime.errors import UserError
 
 SHOWN = 3
-"""How many offending rows or files an error message names."""
+"""Number of offending rows or files that an error message names."""
 COLUMNS = ("references", "image_id", "image", "questions")
 """Columns of rows that rewards may use (``rewards.base.Reward``)."""
 BY_REFERENCE = ("negatives", "positive_images")

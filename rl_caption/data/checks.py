@@ -152,7 +152,7 @@ def _good_row(rows: Sequence[Row], kept: tuple[int, list[int] | None]) -> Row:
 
 @dataclass(slots=True)
 class _Entry:
-    """What the checks remember of a row, without pixels and captions."""
+    """A checked row, without pixels and captions."""
 
     split: str
     index: int

@@ -34,7 +34,7 @@ FEATURE_KEYS = ("features", "x", "feat")
 
 @dataclass(frozen=True)
 class FeatureOptions:
-    """How features are stored and read (``data.features_kwargs``).
+    """Options of stored features (``data.features_kwargs``).
 
     Args:
         dim: size of a stored region feature (2048 bottom-up, 2054 VinVL); None accepts
@@ -124,7 +124,7 @@ class ImageFeatures:
 
     @property
     def where(self) -> str:
-        """How error messages name these features."""
+        """Name of these features in error messages."""
         inside = "" if self.file is None else f"{self.file.path}, key "
         return f"features of image {self.image_id!r} ({inside}{self.place})"
 

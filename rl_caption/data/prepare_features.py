@@ -137,7 +137,7 @@ def convert_tsv(paths: Sequence[str | Path], out: Path, dtype: str = "float32") 
 
     Raises:
         DataError: a line has another layout or its arrays do not fit, or their size is
-            not that of the first image (the message names file, line and image).
+            not the first image's (the message names file, line and image).
     """
     dim: int | None = None
     converted = set[str]()

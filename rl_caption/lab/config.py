@@ -64,9 +64,7 @@ class ConcretenessConfig(TrustConfig):
     combination is fitted; null writes targets for a student from each scorer.
     """
     source: str | None = None
-    """Where both files come from and how large they are, for the error of a missing
-    file.
-    """
+    """Source and size of both files, for the error of a missing file."""
     standardize: Literal["logit", "median", "none"] = "logit"
     """Standardisation of scores in [0, 1] among captions of equal length: ``logit``
     (the mean of the logit becomes 0.5), ``median`` (the median of the score becomes

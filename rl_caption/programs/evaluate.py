@@ -94,7 +94,7 @@ class _Images(NamedTuple):
     rows: Sequence[Any]
     """One row for each image."""
     source: str
-    """Where they come from, for messages."""
+    """Source of the images, for messages."""
     data: Splits | None = None
     """None where the references are from a file."""
 

@@ -110,7 +110,7 @@ def contrastive(
 def _above_false(
     student: Embeddings, columns: Sequence[Tensor], counts: Tensor
 ) -> Tensor:
-    """Fraction of hard negatives whose cosine to their image is below that of its caption."""
+    """Fraction of hard negatives with a lower cosine to their image than its caption."""
     images = student["image"]
     true = F.cosine_similarity(images, student["text"], dim=-1)
     right = [true > F.cosine_similarity(images, column, dim=-1) for column in columns]
@@ -267,7 +267,7 @@ class ContrastiveConfig(ClipConfig):
         if loss.short and train.short_captions == "references" and bare:
             raise DataError(
                 f"{len(bare)} of {len(rows)} training images have no references besides the long "
-                f"one (first: {bare[0]!r}), of which train.short_captions references draws: set "
+                f"one (first: {bare[0]!r}), which train.short_captions references needs: set "
                 f"data.long_captions, or take first_sentence"
             )
         additions: list[Any] = []

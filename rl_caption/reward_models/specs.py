@@ -98,8 +98,8 @@ def dynamic_margin(gaps: Tensor, counts: Tensor, largest: float) -> Tensor:
     """Mean of the [B] gaps that count (``counts`` 1, else 0), clamped to [0,
     ``largest``] and detached; a scalar.
 
-    A gap is the score of the better text less that of the worse one: the margin asks of
-    every row the mean gap of the batch (SPECS, section 3). 0 where no row counts.
+    A gap is the better text's score less the worse text's: the margin asks of every row
+    the mean gap of the batch (SPECS, section 3). 0 where no row counts.
     """
     mean = (gaps * counts).sum() / counts.sum().clamp(min=1)
     return mean.detach().clamp(0, largest)

@@ -30,7 +30,7 @@ BUCKETS_OF_SPLIT = {
     "test": [1],
     "test_unseen": range(8),
 }
-"""Which of the eight buckets of scenes belong to a split."""
+"""Split -> its buckets among the eight buckets of scenes."""
 _CELL = 16
 """Positions are compared in cells of 16 thousandths of the side: one pixel at 64 pixels."""
 

@@ -47,7 +47,7 @@ _VALUES = {
     "attribute": [*ATTRIBUTES.values()],
     "background": [BACKGROUNDS],
 }
-"""What is replaced or swapped -> the values of a word, one of which stands for another."""
+"""What is replaced or swapped -> lists of values that may stand for each other."""
 Edit = Mapping[Chunk, list[str]]
 """A chunk -> its new tokens."""
 

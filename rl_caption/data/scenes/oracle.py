@@ -94,7 +94,7 @@ that it is about. For kinds that need neighbours.
 
 
 class OracleScore(NamedTuple):
-    """How true and how complete a caption is; all values in [0, 1]."""
+    """Truth and completeness of a caption; all values in [0, 1]."""
 
     precision: float
     """True claims over all claims; 0 without claims."""
@@ -114,7 +114,7 @@ class Claim(NamedTuple):
     ``background`` or ``repetition``.
     """
     text: str
-    """What is claimed, in words."""
+    """The claim in words."""
     true: bool
     """Whether it is true of the scene."""
     fact: Fact | None = None

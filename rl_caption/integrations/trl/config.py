@@ -22,7 +22,7 @@ class VlmTrainConfig(Section):
 
 
 class VlmRunConfig(Section):
-    """Where a run lives."""
+    """Folder of a run, and resuming."""
 
     dir: str = "runs/grpo_vlm"
     """The run's folder."""

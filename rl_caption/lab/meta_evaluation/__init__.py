@@ -1,1 +1,1 @@
-"""How well metrics agree with people, and with the truth of the generated world."""
+"""Agreement of metrics with people, and with the truth of the generated world."""

@@ -10,7 +10,7 @@ from rl_caption.runtime.options import LengthPenalty, Section, Seed
 
 
 class CellConfig(Section):
-    """How one cell differs from the recipe."""
+    """Changes of one cell to the recipe."""
 
     terms: dict[str, RewardTerm] = {}
     """The reward of the cell, which replaces ``reward.terms`` of the recipe."""
@@ -29,7 +29,7 @@ class AblateConfig(TrustConfig):
     recipe: str
     """Configuration that all cells share."""
     cells: dict[str, CellConfig] = {}
-    """What each cell changes, by its label."""
+    """Label of a cell -> its changes."""
     seeds: list[Seed] = [0]
     """Values of ``train.seed``; each cell is trained with each of them."""
     jobs: PositiveInt = 1

@@ -247,7 +247,7 @@ def sugarcrepe_pp(files: Files) -> list[JudgementSet]:
 
     Dumpala et al., NeurIPS 2024. ITT: both captions score higher than the negative.
     TOT, for metrics with a text encoder: the cosine between the two captions is higher
-    than that of either with the negative. The summaries are means over the files.
+    than the cosines of both with the negative. The summaries are means over the files.
     """
     keys = "caption", "caption2", "negative_caption"
     convention = (

@@ -234,7 +234,7 @@ def keys_of(
 
 
 def alternatives(section_type: type[Section]) -> list[type[Section]]:
-    """The classes among which the values of a section choose."""
+    """Alternative classes of a section; its values choose one."""
     owner = next(one for one in section_type.__mro__ if "choose" in vars(one))
     if owner is Section:
         return [section_type]

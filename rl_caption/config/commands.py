@@ -71,7 +71,7 @@ class EvaluateConfig(PairsConfig, RerankConfig):
     """Greedy, beam search or samples; read where a captioner writes the captions."""
     candidates: bool = False
     """Write all captions of an image with their scores to ``candidates.jsonl``, and
-    their diversity and the scores of the best of them to ``candidates_scores.json``.
+    their diversity and best scores to ``candidates_scores.json``.
     """
     metrics: list[str] | str = ["bleu", "meteor", "rouge", "cider", "spice"]
     """Metrics: ``bleu``, ``meteor``, ``rouge``, ``cider``, ``spice``, as a list or

@@ -346,7 +346,7 @@ class EvalConfig(Section):
     max_images: PositiveInt | None = None
     """Use only the first images of the split, at most this number; null uses all."""
     batch_size: PositiveInt = 64
-    """Images per forward pass of one process; all of them where there are fewer."""
+    """Largest number of images per forward pass of one process."""
     patience: PositiveInt | None = None
     """Stop after this number of validations in a row without a better value of the
     metric that chooses the best model (CIDEr-D for captioners, unless

@@ -29,8 +29,7 @@ SPECIAL_TOKENS = re.compile(
     r"|<(?:start|end)_of_\w+>|\[(?:sep|cls|pad|unk|mask|eos|bos|dec|enc|/?inst)\]|(?<!\S)##\w|[ĠĊ▁]",
     re.IGNORECASE,
 )
-"""Special tokens of the usual tokenizers, and marks by which they write spaces and parts of words.
-"""
+"""Special tokens of common tokenizers, and their marks of spaces and word pieces."""
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3100-\u312f"
     "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\uff66-\uff9d\U00020000-\U000323af]"

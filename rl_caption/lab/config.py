@@ -153,7 +153,7 @@ class CurateConfig(PartsConfig):
     rules: dict[
         Measure, Annotated[list[float | None], Field(min_length=2, max_length=2)]
     ] = {}
-    """``[min, max]`` for each measure of a caption, either of them null
+    """``[min, max]`` for each measure of a caption; each bound may be null
     (docs/curation.md lists the measures).
     """
     scores: dict[str, JudgeConfig] = {}

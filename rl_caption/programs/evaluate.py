@@ -74,7 +74,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 SPLIT = "test"
-"""The split that is judged where none is named."""
+"""Default split to evaluate."""
 IMAGES_AND_TEXTS = (
     "format",
     "target",

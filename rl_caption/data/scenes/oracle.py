@@ -320,7 +320,7 @@ def _thing_claims(
 
 
 def _relation_claim(chunk: Chunk, readings: Mapping[Chunk, _Readings]) -> Claim:
-    """Judge a relation: of all things where one is plural, otherwise of any."""
+    """Judge a relation: between all things if one end is plural, otherwise between any."""
     relation, ends = chunk.relation, chunk.about
     if relation in ("right of", "below"):
         relation = "left of" if relation == "right of" else "above"

@@ -285,8 +285,8 @@ def _draw_looks(
 
 
 def _place(draws: Draws, looks: Sequence[Look]) -> list[Thing]:
-    """Place things at random, the large ones first; none where 60 attempts find no room
-    for one of them.
+    """Place things at random, large things first; empty where 60 attempts find no room
+    for a thing.
     """
     things: list[Thing] = []
     for look in sorted(looks, key=itemgetter(2)):

@@ -31,7 +31,7 @@ class AblateConfig(TrustConfig):
     cells: dict[str, CellConfig] = {}
     """Label of a cell -> its changes."""
     seeds: list[Seed] = [0]
-    """Values of ``train.seed``; each cell is trained with each of them."""
+    """Values of ``train.seed``; each cell is trained once with each value."""
     jobs: PositiveInt = 1
     """Number of runs at a time, each in its own process with its share of the CPU cores and GPUs.
     """

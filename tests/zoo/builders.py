@@ -1423,7 +1423,7 @@ def save_gemma3n(f: Path) -> None:
             "vocab_size": 8,
             "vocab_offset": n + 4 - 8 - 0,
             "do_pooling": False,
-            "model_args": {},
+            "model_args": {"channel_multiplier": 0.125},
         },
         audio_config={
             "hidden_size": 16,

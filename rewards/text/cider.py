@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import PositiveFloat
 
 from rewards.base import (
     as_texts,
@@ -298,8 +299,7 @@ class CiderD:
         tokenizer: str = TOKENIZER,
     ) -> None:
         check_values(Count, n=n)
-        if not sigma > 0:
-            raise ValueError(f"sigma is {sigma}: expected a number above 0")
+        check_values(PositiveFloat, sigma=sigma)
         self.tokenizer = tokenizer
         self._tokenize = tokenizer_of(tokenizer)
         self._warned = False

@@ -98,7 +98,9 @@ class DataConfig(Section):
     num_workers: NonNegativeInt = 0
     """Processes that load images; 0 loads them in the main process."""
     cache_mb: NonNegativeInt = 1024
-    """Memory for decoded and resized images, in MiB per process; 0 keeps none."""
+    """Memory for decoded images, or for the visual tokens of a vision-language model whose
+    vision tower is frozen, in MiB per process; 0 keeps none.
+    """
     long_captions: bool = False
     """Use the long description of an image (``long_reference``) as its only caption, in
     training, rewards and validation (``jsonl`` and ``scenes`` only).

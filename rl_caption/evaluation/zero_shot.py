@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rewards.base import naming, optional
+from rewards.base import RewardError, naming, optional
 from rewards.clip.encoder import CachedEncoder
 from rl_caption.data.base import DataError
 
@@ -89,5 +89,8 @@ def labelled_images(folder: Path) -> tuple[list[str], list[str], list[int]]:
 
 def _metadata():  # type: ignore[no-untyped-def]  # a module
     return optional(
-        "open_clip.zero_shot_metadata", "the names of ImageNet's classes need", "clip"
+        "open_clip.zero_shot_metadata",
+        "the names of ImageNet's classes need",
+        "'rl-caption[clip]'",
+        RewardError,
     )

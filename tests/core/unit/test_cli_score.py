@@ -260,7 +260,7 @@ def test_eos_and_document_frequencies_by_request(files, tmp_path):
     [
         ({"reward": "cidr"}, "'cidr'.*cider"),
         ({"references": None}, "--references"),
-        ({"kwargs": {"sigma": -1}}, "sigma is -1"),
+        ({"kwargs": {"sigma": 0}}, "sigma is 0"),
         ({"df": "absent.npz"}, "absent.npz"),
     ],
 )

@@ -59,8 +59,6 @@ class DocumentFrequencies:
             raise ValueError(
                 f"n-gram {ngram} occurs in {count} of {self.documents} documents"
             )
-        for array in (self.table.keys, self.table.counts):
-            array.flags.writeable = False
 
     @classmethod
     def from_references(

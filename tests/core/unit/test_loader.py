@@ -164,6 +164,8 @@ def test_transposed_and_cropped_views_keep_shape_and_range():
     assert len(set(crops.flatten(1).mean(1).tolist())) > 4
     assert crops.shape[1:] == pixels.shape
     assert 0 <= crops.min() <= crops.max() <= pixels.max()
+    ramp = augment(torch.arange(32.0).expand(1, 32, 32), ["crop"], 0, 1, "a")[0, 0]
+    assert (ramp.diff()[1:-1] > 0).all(), "scaled back by interpolation"
 
 
 def test_what_is_sampled_of_an_image_does_not_depend_on_its_random_view():

@@ -54,6 +54,7 @@ def test_what_cannot_be_built_is_explained():
         ("rewards.text.cider:CiderE", {}, "'CiderE'"),
         (f"{__name__}:NoReward", {}, "not a reward"),
         ("specs", {}, "backbone"),
+        ("cider", {"tokenizer": "ptbb"}, "tokenizer is .ptbb.: expected ptb"),
     ]
     for name, kwargs, message in wrong:
         with pytest.raises(ValueError, match=message):

@@ -79,13 +79,15 @@ def test_equal_systems_do_not_differ_in_any_order_of_images():
         assert found["p"] == 1.0
 
 
-def test_bleu_is_resampled_by_its_counts():
+@pytest.mark.parametrize("words", [99, 3], ids=["whole", "shorter than references"])
+def test_bleu_is_resampled_by_its_counts(words):
+    captions = {key: " ".join(text.split()[:words]) for key, text in CAPTIONS.items()}
     drawn = [2, 0, 1, 1]
-    counts = evaluated(CAPTIONS, "bleu").bleu_counts
+    counts = evaluated(captions, "bleu").bleu_counts
     (values,) = bleu_of_sums(np.array([drawn]) @ counts)
     ids = np.repeat([*"1234"], drawn)
     again = evaluate_captions(
-        {str(place): CAPTIONS[key] for place, key in enumerate(ids)},
+        {str(place): captions[key] for place, key in enumerate(ids)},
         {str(place): REFERENCES[key] for place, key in enumerate(ids)},
         metrics=("bleu",),
         tokenizer="none",

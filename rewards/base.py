@@ -84,9 +84,9 @@ def leaf_rewards(reward: Any) -> Iterator[Any]:
         yield reward
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The name in ``known`` that is spelt most like ``name``; for messages."""
-    return difflib.get_close_matches(name, list(known), 1, cutoff=0)[0]
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The name in ``names`` that is spelt most like ``name``; for messages."""
+    return difflib.get_close_matches(name, list(names), 1, cutoff=0)[0]
 
 
 @contextmanager
@@ -215,8 +215,8 @@ def _as_text(completion: Any, row: int) -> str:
     if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
         content = completion[-1].get("content")
         if isinstance(content, list):
-            parts = (part for part in content if isinstance(part, dict))
-            content = "".join(part.get("text", "") for part in parts)
+            blocks = (block for block in content if isinstance(block, dict))
+            content = "".join(block.get("text", "") for block in blocks)
     if isinstance(content, str):
         return content
     raise RewardError(

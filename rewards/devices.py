@@ -37,9 +37,9 @@ def chunks(items: Sequence[T], size: int, title: str) -> Iterator[Sequence[T]]:
             now = time.monotonic()
             if shows and bar.disable and now - logged >= _LOG_SECONDS:
                 logged = now
-                done = first + len(chunk)
+                count = first + len(chunk)
                 seconds = now - start
-                logger.info("%s: %d of %d in %.0f s", title, done, len(items), seconds)
+                logger.info("%s: %d of %d in %.0f s", title, count, len(items), seconds)
 
 
 def is_main_process() -> bool:

@@ -40,14 +40,14 @@ Size = Annotated[int, Field(ge=1, le=2**24)]
 """Size of a layer, a table or an input, from 1 to 2**24."""
 
 
-def dotted(path: tuple[int | str, ...]) -> str:
+def dotted_key(path: tuple[int | str, ...]) -> str:
     """A path of keys and indices, without types of a union, as text: ``select[0].min``."""
     text = ""
-    for part in path:
-        if isinstance(part, int):
-            text += f"[{part}]"
-        elif not _UNION.fullmatch(part):
-            text += f".{part}"
+    for entry in path:
+        if isinstance(entry, int):
+            text += f"[{entry}]"
+        elif not _UNION.fullmatch(entry):
+            text += f".{entry}"
     return text.lstrip(".")
 
 
@@ -71,15 +71,15 @@ def sentences(
     the key that contains them; ``unknown`` makes the sentence of a key that does not
     exist.
     """
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for item in error.errors(include_url=False):
-        key = dotted((where, *item["loc"]))
+        key = dotted_key((where, *item["loc"]))
         is_unknown = item["type"] == "extra_forbidden"
         text = unknown(key) if is_unknown else sentence(item, key)
-        if key in found and item["type"] != "value_error":  # another type of a union
-            text = f"{found[key]} or {text.partition(': expected ')[2]}"
-        found[key] = text
-    return "; ".join([*found.values()][:3])
+        if key in texts and item["type"] != "value_error":  # another type of a union
+            text = f"{texts[key]} or {text.partition(': expected ')[2]}"
+        texts[key] = text
+    return "; ".join([*texts.values()][:3])
 
 
 @cache
@@ -100,7 +100,7 @@ def check_type(value: Any, annotation: Any, where: str, error: type[Exception]) 
         adapter(annotation).validate_python(value, strict=True)
     except ValidationError as found:
         item = found.errors(include_url=False)[0]
-        key = dotted(item["loc"])
+        key = dotted_key(item["loc"])
         raise error(sentence(item, f"{where}, {key!r}" if key else where)) from found
 
 

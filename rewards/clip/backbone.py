@@ -106,8 +106,8 @@ class FrozenEncoder:
         if self.pretrained:
             label += f"/{Path(self.pretrained).name}"
         cut = "" if options.truncate else "no truncation"
-        parts = [label, self.fingerprint[:12], options.precision, network.note, cut]
-        self.signature = ",".join(filter(None, parts))
+        fields = [label, self.fingerprint[:12], options.precision, network.note, cut]
+        self.signature = ",".join(filter(None, fields))
 
     def encode_images(
         self, images: Sequence[ImageSource], normalize: bool = True

@@ -113,11 +113,11 @@ class ClipScore:
         scores = self.scores(_cosines(captions, self.backbone.embed_images(images)))
         if not references:
             return scores.tolist()
-        written = [self.prefix + text for own in references for text in own]
+        written = [self.prefix + text for row in references for text in row]
         embedded = self._references.embed(
             written, self.backbone.embed_texts, str, "reference"
         )
-        counts = [len(own) for own in references]  # at least 1 each
+        counts = [len(row) for row in references]  # at least 1 each
         cosines = _cosines(np.repeat(captions, counts, axis=0), embedded)
         best = np.maximum.reduceat(cosines, np.cumsum([0, *counts[:-1]]))
         return harmonic_mean(scores, np.clip(best, self.lowest, 1.0)).tolist()

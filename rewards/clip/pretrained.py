@@ -378,15 +378,15 @@ def _transformers(
 
     config = AutoConfig.from_pretrained(name, **options)
     config = getattr(config, tower, config)
-    kind: Any = {"dtype": torch.float32}
+    dtype_options: Any = {"dtype": torch.float32}
     if not pretrained:
-        return AutoModel.from_config(config, trust_remote_code=False, **kind)
+        return AutoModel.from_config(config, trust_remote_code=False, **dtype_options)
     level = logging.get_verbosity()
     # it warns of the other tower's weights, and of missing weights, which are checked below
     logging.set_verbosity_error()
     try:
         model, info = AutoModel.from_pretrained(
-            name, config=config, output_loading_info=True, **kind, **options
+            name, config=config, output_loading_info=True, **dtype_options, **options
         )
     finally:
         logging.set_verbosity(level)
@@ -467,7 +467,7 @@ def preprocessing_from(processor: Any) -> Preprocessing:
     channels = [[0.0] * 3, [1.0] * 3]
     if processor.do_normalize:
         channels = [processor.image_mean, processor.image_std]
-    mean, std = (tuple(value / scale for value in each) for each in channels)
+    mean, std = (tuple(value / scale for value in values) for values in channels)
     return ProcessorPixels(height, mean, std, settings=settings, processor=processor)
 
 
@@ -492,13 +492,13 @@ def open_blocks(encoder: Any, blocks: int | None) -> list[str]:
         for name, parameter in encoder.named_parameters():
             is_open |= name.startswith(first)
             parameter.requires_grad_(is_open)
-    opened = [own for own in encoder.parameters() if own.requires_grad]
+    opened = [weight for weight in encoder.parameters() if weight.requires_grad]
     if opened:
         output = example_output(encoder).sum()
         gradients = torch.autograd.grad(output, opened, allow_unused=True)
-        for own, gradient in zip(opened, gradients, strict=True):
-            own.requires_grad_(gradient is not None)
-    return [name for name, own in encoder.named_parameters() if own.requires_grad]
+        for weight, gradient in zip(opened, gradients, strict=True):
+            weight.requires_grad_(gradient is not None)
+    return [name for name, weight in encoder.named_parameters() if weight.requires_grad]
 
 
 def _is_pooler(name: str) -> bool:

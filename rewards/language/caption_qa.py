@@ -113,8 +113,8 @@ class CaptionQA:
         answers = zip(self.language_model.choose(questions), right, strict=True)
         scores = []
         for caption, items in zip(captions, rows, strict=True):
-            own = islice(answers, len(items))
-            mean = fmean(probabilities[place] for probabilities, place in own)
+            row_answers = islice(answers, len(items))
+            mean = fmean(probabilities[place] for probabilities, place in row_answers)
             scores.append(mean * length_factor(caption, self.words))
         return checked_scores(self, scores, len(captions))
 

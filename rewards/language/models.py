@@ -315,7 +315,7 @@ class EndpointModel:
         Raises ``RewardError`` where the endpoint fails, or does not answer with a label.
         """
         options = {"max_tokens": 1, "logprobs": True, "top_logprobs": 20}
-        return self._ask(questions, _listed, options)
+        return self._ask(questions, _listed_probabilities, options)
 
     def write(self, questions: Sequence[Question], max_new_tokens: int) -> list[str]:
         """Texts. Raises ``RewardError`` where the endpoint fails, or an answer has no text."""
@@ -374,7 +374,7 @@ def _text(question: Question, choice: Any) -> str:
     return choice.message.content
 
 
-def _listed(question: Question, choice: Any) -> list[float]:
+def _listed_probabilities(question: Question, choice: Any) -> list[float]:
     """Probabilities of the labels among themselves; a label that is not listed has 0.
 
     An unlisted token is at most as probable as any listed token, and the unlisted

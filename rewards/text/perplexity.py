@@ -69,9 +69,9 @@ class Perplexity:
         self.signature = f"{self.__name__}[{read},floor{self.floor:g}]"
         tokenizer = self._frozen.tokenizer
         ids = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-        known = [one for one in ids if one is not None]
-        self._bos, self._eos = known[:1], known[-1:]
-        if not known:
+        token_ids = [one for one in ids if one is not None]
+        self._bos, self._eos = token_ids[:1], token_ids[-1:]
+        if not token_ids:
             raise ValueError(
                 f"perplexity: the tokenizer of {model!r} has neither BOS nor EOS"
             )

@@ -57,8 +57,8 @@ def hiding_files() -> Iterator[str]:
         if spec is None or spec.origin is None:
             continue
         file = Path(spec.origin).resolve()
-        mine = file.parent in (here, here / name)
-        if file.parent != home / name if name == "rewards" else mine and here != home:
+        local = file.parent in (here, here / name)
+        if file.parent != home / name if name == "rewards" else local and here != home:
             yield f"{file} hides the package {name!r}"
 
 

@@ -90,7 +90,7 @@ def plain_weights(model: nn.Module) -> dict[str, Tensor]:
     }
     if unties(model):
         merged = {name: value.clone() for name, value in merged.items()}
-    for name, adapter in _adapted(model).items():
+    for name, adapter in _adapters(model).items():
         weight = merged[f"{name}.weight"].float()
         for key in adapter.scaling:
             weight = weight + adapter.get_delta_weight(key)
@@ -103,7 +103,7 @@ def unties(model: nn.Module) -> bool:
     not the output layer.
     """
     counts = Counter(value.data_ptr() for value in model.state_dict().values())
-    weights = (adapter.get_base_layer().weight for adapter in _adapted(model).values())
+    weights = (adapter.get_base_layer().weight for adapter in _adapters(model).values())
     return any(counts[weight.data_ptr()] > 1 for weight in weights)
 
 
@@ -116,7 +116,7 @@ def untie(config: Any) -> None:
         untie(getattr(config, name))
 
 
-def _adapted(model: nn.Module) -> dict[str, Any]:
+def _adapters(model: nn.Module) -> dict[str, Any]:
     return {
         name: module
         for name, module in model.named_modules()

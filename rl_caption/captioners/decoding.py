@@ -262,23 +262,23 @@ def _extend_beams(
     """
     width = scores.shape[-1]
     vocabulary = logprobs.shape[-1]
-    taken = torch.zeros_like(logprobs[:, 0, 0])  # by how many earlier groups
+    uses = torch.zeros_like(logprobs[:, 0, 0])  # by how many earlier groups
     extensions = []
     for group in range(scores.shape[1]):
-        added = logprobs[:, group] - diversity_penalty * taken.unsqueeze(1)
+        added = logprobs[:, group] - diversity_penalty * uses.unsqueeze(1)
         extended = scores[:, group].unsqueeze(-1) + added
         # 2 W, so that W stay open even if W end.
-        found, index = extended.flatten(1).topk(2 * width, dim=-1)
-        found = found.masked_fill(found < FORBIDDEN_LOGIT / 2, -torch.inf)
+        best, index = extended.flatten(1).topk(2 * width, dim=-1)
+        best = best.masked_fill(best < FORBIDDEN_LOGIT / 2, -torch.inf)
         parent = index // vocabulary
         token = index % vocabulary
-        ends = (token == eos) & found.isfinite()
-        ended = found.where(ends, -torch.inf)
+        ends = (token == eos) & best.isfinite()
+        ended = best.where(ends, -torch.inf)
         order = ends.long().sort(dim=-1, stable=True).indices[:, :width]
-        kept = [some.gather(1, order) for some in (found, parent, token)]
+        kept = [some.gather(1, order) for some in (best, parent, token)]
         extensions.append([ended[:, :width], parent[:, :width], *kept])
         counted = going[:, group, None].expand_as(order)
-        taken.scatter_add_(1, kept[-1], counted.float())
+        uses.scatter_add_(1, kept[-1], counted.float())
     return tuple(torch.stack(some, 1) for some in zip(*extensions, strict=True))
 
 

@@ -277,8 +277,8 @@ class VisionEncoderDecoder(Family):
 
         def token(*keys: str) -> Any:
             """The first id under ``keys`` in the sources, or else the tokenizer's."""
-            found = [getattr(source, key, None) for key in keys for source in sources]
-            return first_token(*found, getattr(tokenizer, keys[-1]))
+            ids = [getattr(source, key, None) for key in keys for source in sources]
+            return first_token(*ids, getattr(tokenizer, keys[-1]))
 
         bos = token("decoder_start_token_id", "bos_token_id")
         eos = token("eos_token_id")

@@ -257,9 +257,11 @@ class HuggingFaceCaptioner(Captioner):
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None
     ) -> list[list[int]]:
         start, between = self.before
-        own = None if row is None or self.family.chat_prompts else row.get("prompt")
-        if own:
-            messages = as_messages(self.prompt, own)
+        row_prompt = (
+            None if row is None or self.family.chat_prompts else row.get("prompt")
+        )
+        if row_prompt:
+            messages = as_messages(self.prompt, row_prompt)
             start, between = self.family.before(self.processor, messages)
         # A line break is EOS where OPT is the language model.
         plain = [start + between + " ".join(text.split()) for text in texts]
@@ -287,12 +289,14 @@ class HuggingFaceCaptioner(Captioner):
         with torch.no_grad():
             inputs = policy(**inputs, encode=True)
         parts = []
-        for rows, part in policy.parts(inputs):
+        for rows, part_inputs in policy.parts(inputs):
             numbers = None if noise is None else noise[rows]
             if policy.mode.prefix != "none" or decoding.num_beams > 1:
-                captions = super().generate_with_scores(policy, part, decoding, numbers)
+                captions = super().generate_with_scores(
+                    policy, part_inputs, decoding, numbers
+                )
             else:
-                row = policy.arguments(part)
+                row = policy.arguments(part_inputs)
                 captions = Generated(sample(self, row, decoding, numbers), None)
             parts.append(captions)
         longest = max(ids.shape[-1] for ids, _ in parts)
@@ -332,9 +336,9 @@ class HuggingFaceCaptioner(Captioner):
 
     def decode(self, token_ids: Tensor) -> list[str]:
         """See ``Captioner``; white space becomes single spaces."""
-        own = caption_mask(token_ids, self.eos_token_id)
+        mask = caption_mask(token_ids, self.eos_token_id)
         texts = self.tokenizer.batch_decode(
-            [ids[some] for ids, some in zip(token_ids, own, strict=True)],
+            [ids[some] for ids, some in zip(token_ids, mask, strict=True)],
             skip_special_tokens=True,
             clean_up_tokenization_spaces=self.rejoin,
         )

@@ -212,8 +212,8 @@ class Policy(nn.Module):
             and not any(hasattr(tensor, "ds_id") for tensor in self.parameters())
         )
 
-    def encode(self, inputs: Inputs, each: bool = False) -> Inputs:
-        """The inputs with encoded images in place of pixels; with ``each``, rows are
+    def encode(self, inputs: Inputs, alone: bool = False) -> Inputs:
+        """The inputs with encoded images in place of pixels; with ``alone``, rows are
         encoded one by one.
         """
         if IMAGES not in inputs:
@@ -221,7 +221,7 @@ class Policy(nn.Module):
             prompt = self.encoder_prompt.expand(len(pixels), -1)
             return {"states": self.family.encode(self.model, pixels, prompt)}
         images = inputs[IMAGES]
-        if not each and images.keys is None and self.joins(inputs):
+        if not alone and images.keys is None and self.joins(inputs):
             features: Any = self.read_images(self.arguments(inputs))
         else:
             keys = images.keys or [None] * len(images.value)
@@ -256,8 +256,12 @@ class Policy(nn.Module):
 
     def read_images(self, arguments: Inputs) -> Inputs:
         """The fields of the vision tower's output that the text model may read."""
-        given = {name: arguments[name] for name in self.image_inputs & arguments.keys()}
-        output = self.model.base_model.get_image_features(**given, return_dict=True)
+        tower_inputs = {
+            name: arguments[name] for name in self.image_inputs & arguments.keys()
+        }
+        output = self.model.base_model.get_image_features(
+            **tower_inputs, return_dict=True
+        )
         return {key: value for key, value in output.items() if key not in UNREAD}
 
     # Arguments of the model
@@ -284,16 +288,18 @@ class Policy(nn.Module):
         """Arguments of the model for rows that are one pass. Visual tokens are wrapped
         in an output of the model; a row alone loses its padding.
         """
-        given: Inputs = {
+        model_inputs: Inputs = {
             name: value for name, value in inputs.items() if isinstance(value, Tensor)
         }
         if IMAGES not in inputs:
-            return given
+            return model_inputs
         rows = inputs[IMAGES].value
         if len(rows) == 1:
-            length = int(given["attention_mask"].sum())
-            given = {name: value[:, -length:] for name, value in given.items()}
-        given |= {name: join([row[name] for row in rows]) for name in rows[0]}
+            length = int(model_inputs["attention_mask"].sum())
+            model_inputs = {
+                name: value[:, -length:] for name, value in model_inputs.items()
+            }
+        model_inputs |= {name: join([row[name] for row in rows]) for name in rows[0]}
         if FEATURES in inputs:
             features = inputs[FEATURES].value
             if isinstance(features, list):
@@ -301,8 +307,8 @@ class Policy(nn.Module):
             output: Any = BaseModelOutputWithPooling()
             for name, value in {**dict.fromkeys(UNREAD), **features}.items():
                 setattr(output, name, value)
-            given[ENCODED] = {"image": output}
-        return given
+            model_inputs[ENCODED] = {"image": output}
+        return model_inputs
 
     # Passes over text
 
@@ -311,13 +317,13 @@ class Policy(nn.Module):
             mask = torch.ones_like(token_ids, dtype=torch.bool)
             return self._score(inputs, token_ids, mask).unflatten(0, token_ids.shape)
         logits = []
-        for rows, part in self.parts(inputs):
+        for rows, part_inputs in self.parts(inputs):
             chosen = mask[rows].flatten(0, 1)
             captions = chosen.any(-1).nonzero().squeeze(-1)
             if len(captions):
                 image = captions // token_ids.shape[1]
                 ids = token_ids[rows].flatten(0, 1)[captions, :-1]
-                arguments = self.arguments(part)
+                arguments = self.arguments(part_inputs)
                 logits.append(self._score_part(arguments, ids, image, chosen[captions]))
         return torch.cat(logits)
 
@@ -364,8 +370,8 @@ class Policy(nn.Module):
         logits = []
         for name, value in row.items():
             if isinstance(value, Tensor) and value.shape == prompt.shape:
-                kind = int(name == "attention_mask")  # other types are the text's
-                texts[name] = nn.functional.pad(value, (0, length - 1), value=kind)
+                padding = int(name == "attention_mask")  # other types are the text's
+                texts[name] = nn.functional.pad(value, (0, length - 1), value=padding)
         for caption, some in zip(ids, scored, strict=True):
             texts["input_ids"] = torch.cat([prompt, caption[None]], dim=1)
             with output_of(self.text_model, lambda h, own=some: h[:, -length:][:, own]):  # type: ignore[misc]

@@ -103,7 +103,7 @@ def check(captioner: HuggingFaceCaptioner) -> None:
     try:
         verdict = VERDICT.validate_json(file.read_bytes())
     except (OSError, ValueError):
-        with _prepared(policy, device), torch.enable_grad(), dropout_off(policy):
+        with _prepared_policy(policy, device), torch.enable_grad(), dropout_off(policy):
             verdict = _Check(captioner).run()
         with suppress(OSError), atomic_write(file, sync=False) as opened:
             opened.write(VERDICT.dump_json(verdict))
@@ -161,7 +161,7 @@ class _Check:
         for mode in self._candidates():
             self.policy.mode = mode
             try:
-                sampled = self._together() if mode.prefix == "none" else self._decoded()
+                sampled = self._together() if mode.prefix == "none" else self._decode()
                 scored, encoded = self._scored()
                 difference = self._difference(scored, sampled)
             except Exception as error:  # noqa: BLE001 - whatever a model raises
@@ -205,12 +205,12 @@ class _Check:
         """Logits [K, T, V] that ``generate`` draws the captions from."""
         calls = itertools.count()
 
-        def allowed(*_: Any) -> list[int]:
+        def next_token(*_: Any) -> list[int]:
             """The next token of a caption; called for each caption at each step."""
             step, number = divmod(next(calls), len(captions))
             return [captions[number][step]]
 
-        how["prefix_allowed_tokens_fn"] = allowed
+        how["prefix_allowed_tokens_fn"] = next_token
         options = {
             "num_return_sequences": len(captions),
             "max_new_tokens": TOKENS,
@@ -228,12 +228,12 @@ class _Check:
         """
         encoded: Inputs = {}
         if self.policy.takes_features:
-            encoded = self.policy.encode(self.inputs, each=True)
+            encoded = self.policy.encode(self.inputs, alone=True)
         inputs = encoded or self.inputs
         return self.policy(**inputs, token_ids=self.ids), encoded
 
     @torch.no_grad()
-    def _decoded(self) -> Tensor:
+    def _decode(self) -> Tensor:
         """Logits of a decode that is given the captions token by token."""
         logits = []
         for rows, inputs in self.policy.parts(self.policy(**self.inputs, encode=True)):
@@ -292,7 +292,7 @@ def _device(policy: Policy) -> torch.device:
 
 
 @contextmanager
-def _prepared(policy: Policy, device: torch.device) -> Iterator[None]:
+def _prepared_policy(policy: Policy, device: torch.device) -> Iterator[None]:
     """Context in which the policy is on ``device``, products in float32 are not rounded
     to TF32, windows are short, adapters do something, and every weight asks for a
     gradient.
@@ -340,7 +340,7 @@ def _key(captioner: HuggingFaceCaptioner, device: torch.device) -> str:
     weights, device, versions of libraries, and this package's code.
     """
     policy = captioner.policy
-    parts = [
+    values = [
         torch.__version__,
         transformers.__version__,
         device.type,
@@ -352,4 +352,4 @@ def _key(captioner: HuggingFaceCaptioner, device: torch.device) -> str:
         [n for n, m in policy.named_modules() if isinstance(m.forward, partial)],
         [file.read_text() for file in sorted(Path(__file__).parent.glob("*.py"))],
     ]
-    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(repr(values).encode(), digest_size=16).hexdigest()

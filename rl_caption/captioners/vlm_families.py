@@ -112,14 +112,14 @@ class VisionLanguageFamily:
         self, processor: Any, messages: Messages, images: Sequence[Image.Image]
     ) -> Inputs:
         """The model's inputs for one prompt and its images, with the beginning of the answer."""
-        made = processor.apply_chat_template(
+        encoding = processor.apply_chat_template(
             with_images(messages, images),
             add_generation_prompt=True,
             tokenize=True,
             return_dict=True,
             return_tensors="pt",
         )
-        return dict(made)
+        return dict(encoding)
 
     def _reply(self, processor: Any, prompt: Prompt) -> tuple[str, str]:
         """Separator of the prompt and the text of an answer, such as a space; and the
@@ -218,8 +218,8 @@ class PaliGemma(PlainPrompt):
     ) -> Inputs:
         """Inputs of the prompt alone, so that ``token_type_ids`` mark a prefix."""
         text = "<image>" * len(images) + text_of(messages)
-        made = processor(text=[text], images=[list(images)], return_tensors="pt")
-        return {name: value for name, value in made.items() if name != "labels"}
+        encoding = processor(text=[text], images=[list(images)], return_tensors="pt")
+        return {name: value for name, value in encoding.items() if name != "labels"}
 
     def before(self, processor: Any, prompt: Prompt) -> tuple[str, str]:
         return "", ""

@@ -164,14 +164,14 @@ def read_file(path: Path, section_type: type[Section] = Section) -> dict[str, An
     """Values of a file, merged over its ``base`` files (paths relative to it, or
     recipes).
     """
-    own = read_mapping(path)
-    bases = own.pop("base", [])
+    overrides = read_mapping(path)
+    bases = overrides.pop("base", [])
     values: dict[str, Any] = {}
     for name in [bases] if isinstance(bases, str) else bases:
         beside = path.parent / name
         file = beside if beside.is_file() else find_config(name)
         values = merge(section_type, values, read_file(file, section_type))
-    return merge(section_type, values, own)
+    return merge(section_type, values, overrides)
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
@@ -222,10 +222,10 @@ def keys_of(
     sections, tables and alternatives.
     """
     for name, field in section_type.model_fields.items():
-        key, kind = f"{prefix}{name}", field.annotation
-        section, inside = section_of(kind), f"{key}."
+        key, value_type = f"{prefix}{name}", field.annotation
+        section, inside = section_of(value_type), f"{key}."
         if section is None:
-            section, inside = section_of(inner(kind, "", {})), f"{key}.NAME."
+            section, inside = section_of(inner(value_type, "", {})), f"{key}.NAME."
         if section is None:
             yield key, section_type
             continue
@@ -288,9 +288,9 @@ def merge(annotation: Any, below: Any, above: Any) -> Any:
         for name in gone.intersection(result):
             del result[name]
     for key in above:
-        kind = inner(annotation, key, both)
-        value = merge(kind, result.get(key), above[key])
-        can_be_null = kind is Any or NoneType in get_args(kind)
+        value_type = inner(annotation, key, both)
+        value = merge(value_type, result.get(key), above[key])
+        can_be_null = value_type is Any or NoneType in get_args(value_type)
         if value is None and key in result and not can_be_null:
             del result[key]
         else:
@@ -316,10 +316,12 @@ def split_words(section_type: type[Section], words: Sequence[str]) -> Options:
             name, equals, text = word[2:].partition("=")
             options.append((name.split("."), [text] if equals else []))
             room = 0 if equals else len(words)
-            kind = inner(section_type, name, {})
-            takes_one = all(get_origin(one) is not list for one in _branches(kind))
+            value_type = inner(section_type, name, {})
+            takes_one = all(
+                get_origin(one) is not list for one in _branches(value_type)
+            )
             if positional and room and takes_one:
-                room = 1 - (kind is bool)
+                room = 1 - (value_type is bool)
         elif word == "-h":
             options.append((["help"], []))
         elif room:
@@ -365,8 +367,8 @@ def _no_key(section_type: type[Section], key: str) -> str:
     last = key.rpartition(".")[2]
     names = (f".{last}", SYNONYMS.get(last, key))
     same = [one for one in keys if one.endswith(names)]
-    found = nearest(key, same or [*section_type.model_fields, *keys])
-    return f"there is no key {key}: did you mean {found}?"
+    suggestion = nearest(key, same or [*section_type.model_fields, *keys])
+    return f"there is no key {key}: did you mean {suggestion}?"
 
 
 def help_lines(section_type: type[Section], section: str) -> Iterator[str]:
@@ -378,8 +380,8 @@ def help_lines(section_type: type[Section], section: str) -> Iterator[str]:
         if section and not f"{key}.".startswith(f"{section}."):
             continue
         field = owner.model_fields[key.rpartition(".")[2]]
-        kind: Any = Annotated[field.annotation, field]
-        option = TypeAdapter(kind).json_schema()
+        value_type: Any = Annotated[field.annotation, field]
+        option = TypeAdapter(value_type).json_schema()
         head = f"--{key}  {_type_name(option)}"
         if "default" in option:
             head += f" = {json.dumps(option['default'])}"

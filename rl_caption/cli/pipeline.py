@@ -130,9 +130,9 @@ def run_pipeline(name: str, words: Sequence[str]) -> list[Stage] | None:
         return None
     for number, (stage, action, _) in enumerate(planned, 1):
         if is_main:
-            done = "finished, " if action == "skip" else ""
+            status = "finished, " if action == "skip" else ""
             place = f"[{number}/{len(stages)}]"
-            print(f"\n{place} {done}{stage.name}: {stage.command}", flush=True)
+            print(f"\n{place} {status}{stage.name}: {stage.command}", flush=True)
         if action != "skip" and not _run(stage, action, is_main):
             return None
     return stages

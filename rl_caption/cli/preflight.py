@@ -135,8 +135,8 @@ def _model_findings(stage: Stage, before: Sequence[Stage]) -> Iterator[Finding]:
         is_model = starts or "/export/" in value or value.endswith(CHECKPOINTS)
         if not is_model or path.exists():
             continue
-        if made := starts_from([value], before):
-            yield Finding(key, f"{value}, which {made[-1]} makes")
+        if producers := starts_from([value], before):
+            yield Finding(key, f"{value}, which {producers[-1]} makes")
         elif starts and HUB_NAME.fullmatch(value):
             asked.append(
                 (key, value, "rewards.model_files:ask_hub", value, "config.json")
@@ -194,9 +194,9 @@ def _row_findings(stage: Stage) -> Iterator[Finding]:
         yield Finding("data", str(error), True)
         return
     yield Finding("data", str(report))
-    given = {*COLUMNS, *data["train"][0]}
+    available = {*COLUMNS, *data["train"][0]}
     for name, needed in columns.items():
-        if lacking := sorted(needed - given):
+        if lacking := sorted(needed - available):
             yield Finding(name, f"the rows have no {', '.join(lacking)}", True)
 
 

@@ -139,12 +139,12 @@ def shipped_pipelines() -> list[str]:
 
 def makers(path: Path) -> list[str]:
     """Names of the package's pipelines that write the export ``path``."""
-    found = []
+    names = []
     for name in shipped_pipelines() if "export" in path.parts else ():
         trained = [one for one in read_pipeline(name) if PROGRAMS[one.program].trains]
         if any(path.is_relative_to(stage.folder) for stage in trained):
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def read_wishes(

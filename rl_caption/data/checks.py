@@ -122,9 +122,9 @@ class CheckReport:
         counts = ", ".join(f"{split} {count}" for split, count in self.rows.items())
         number, total = len(self.problems) or "no", sum(self.rows.values())
         lines = [f"data: {number} problems in {total} rows ({counts})"]
-        for kind, offenders in self.problems.items():
+        for problem, offenders in self.problems.items():
             first = first_of(offenders)
-            lines.append(f"  - {len(offenders)} {kind}: {first} ({ADVICE[kind]})")
+            lines.append(f"  - {len(offenders)} {problem}: {first} ({ADVICE[problem]})")
         lines += [f"WARNING: {sentence}" for sentence in self.warnings]
         return "\n".join(lines)
 
@@ -213,7 +213,7 @@ def check_data(
         DataError: with ``fail`` there is a problem, or with ``skip`` a split has no
             rows left (the message is the report); or a split is unknown.
     """
-    found: dict[str, list[str]] = {kind: [] for kind in ADVICE}
+    by_problem: dict[str, list[str]] = {problem: [] for problem in ADVICE}
     forms = TextForms()
     entries: list[_Entry] = []
     owners: list[tuple[_Entry, Any]] = []
@@ -221,7 +221,7 @@ def check_data(
         rows = progress(data[split], f"checking {split}")
         for index, row in enumerate(rows):
             entry = _Entry(split, index, row["image_id"], _file_of(row.get("image")))
-            _check_row(entry, row, found, check_images, needs, forms)
+            _check_row(entry, row, by_problem, check_images, needs, forms)
             entries.append(entry)
             files = [entry.features, entry.file if check_images else None]
             owners += [(entry, file) for file in files if file is not None]
@@ -231,21 +231,23 @@ def check_data(
     verdicts = verify((item for _, item in owners), check_pixels, cache)
     for entry, item in owners:
         content, error, missing = verdicts[item]
-        kind = MISSING if missing else UNREADABLE
+        problem = MISSING if missing else UNREADABLE
         if isinstance(item, ImageFeatures):
-            kind = BAD_FEATURES
+            problem = BAD_FEATURES
         else:
             entry.content = content
         if error is not None and entry.split in splits:
-            found[kind].append(f"{entry.split} {error}")
+            by_problem[problem].append(f"{entry.split} {error}")
             entry.bad = True
-    for group in _repeated(entries, "split", "image_id"):
+    for group in _repeated_entries(entries, "split", "image_id"):
         for entry in group[1:]:
-            found[DUPLICATE_IDS].append(f"{entry.split} image {entry.image_id!r} again")
+            by_problem[DUPLICATE_IDS].append(
+                f"{entry.split} image {entry.image_id!r} again"
+            )
         for entry in [entry for entry in group if not entry.bad][1:]:
             entry.bad = True
-    for kind in LEAKED:
-        found[kind] += _leaks([*entries, *others], splits, kind)
+    for problem in LEAKED:
+        by_problem[problem] += _leaks([*entries, *others], splits, problem)
 
     kept: dict[str, dict[int, list[int] | None]] = {split: {} for split in splits}
     for entry in entries:
@@ -253,7 +255,9 @@ def check_data(
             kept[entry.split][entry.index] = entry.references
     report = CheckReport(
         rows={split: len(data[split]) for split in kept},
-        problems={kind: offenders for kind, offenders in found.items() if offenders},
+        problems={
+            problem: offenders for problem, offenders in by_problem.items() if offenders
+        },
         kept=kept,
         warnings=forms.warnings(tokenizer),
     )
@@ -277,7 +281,9 @@ def check_row_images(
     """
     files = [_file_of(row.get("image")) for row in rows]
     verdicts = verify(filter(None, files), check_pixels, cache)
-    errors = {file: found.error for file, found in verdicts.items() if found.error}
+    errors = {
+        file: verdict.error for file, verdict in verdicts.items() if verdict.error
+    }
     good = [row for row, file in zip(rows, files, strict=True) if file not in errors]
     if errors:
         message = (
@@ -332,8 +338,8 @@ def verify(
             return Verdict(None, f"{item.where}: {error.strerror or error}", True)
         if not read and not isinstance(item, ImageFeatures):
             return Verdict()
-        known, content = stored.get(item.where, (None, None))
-        if stamp is None or known != stamp:
+        stored_stamp, content = stored.get(item.where, (None, None))
+        if stamp is None or stored_stamp != stamp:
             try:
                 content = item.check()
             except (RewardError, DataError) as error:
@@ -344,10 +350,10 @@ def verify(
 
     unique = list(dict.fromkeys(items))
     verdicts = in_parallel(verdict, unique, "checking files")
-    found = dict(zip(unique, verdicts, strict=True))
+    results = dict(zip(unique, verdicts, strict=True))
     if cache and stored:
         write_text(cache, json.dumps(stored))
-    return found
+    return results
 
 
 def in_parallel(function: Any, items: Sequence[Any], title: str) -> Iterator[Any]:
@@ -355,16 +361,16 @@ def in_parallel(function: Any, items: Sequence[Any], title: str) -> Iterator[Any
     the display of ``progress``. A thread takes 16 items at once, because handing one
     over costs more than the check that a file exists.
     """
-    parts = [items[start : start + 16] for start in range(0, len(items), 16)]
+    chunks = [items[start : start + 16] for start in range(0, len(items), 16)]
     with ThreadPoolExecutor(4) as pool:
-        done = pool.map(lambda part: [*map(function, part)], parts)
-        yield from progress(chain.from_iterable(done), title, total=len(items))
+        results = pool.map(lambda chunk: [*map(function, chunk)], chunks)
+        yield from progress(chain.from_iterable(results), title, total=len(items))
 
 
 def _check_row(
     entry: _Entry,
     row: Row,
-    found: Mapping[str, list[str]],
+    by_problem: Mapping[str, list[str]],
     check_images: bool,
     needs: Collection[str],
     forms: TextForms,
@@ -392,13 +398,13 @@ def _check_row(
         if any(map(str.isalnum, caption)) or tokenize(caption):
             good.append(index)
         else:
-            found[EMPTY_CAPTIONS].append(f"{name}, caption {index + 1}")
+            by_problem[EMPTY_CAPTIONS].append(f"{name}, caption {index + 1}")
     if len(good) < len(captions):
         entry.references = good
     if not good and "text" in needs:
         bad.append((NO_REFERENCES, name))
-    for kind, problem in bad:
-        found[kind].append(problem)
+    for problem, text in bad:
+        by_problem[problem].append(text)
         entry.bad = True
 
 
@@ -416,15 +422,15 @@ def _other_splits(data: Splits, names: Collection[str]) -> Iterator[_Entry]:
 
 
 def _leaks(
-    entries: Iterable[_Entry], splits: Collection[str], kind: str
+    entries: Iterable[_Entry], splits: Collection[str], problem: str
 ) -> Iterator[str]:
     """Yield what several splits share, at least one of them in ``splits``. Its rows
     outside the most valuable split are marked as bad.
     """
-    for group in _repeated(entries, LEAKED[kind]):
+    for group in _repeated_entries(entries, LEAKED[problem]):
         owners = dict.fromkeys(entry.split for entry in group)
-        shared = {getattr(group[0], LEAKED[kind]): None}
-        if kind == LEAKED_CONTENT:
+        shared = {getattr(group[0], LEAKED[problem]): None}
+        if problem == LEAKED_CONTENT:
             shared = dict.fromkeys(entry.path or entry.image_id for entry in group)
             # A file that is in two splits is named as a file, and not once more as equal content.
             if len(shared) == 1:
@@ -445,7 +451,7 @@ def _value_of_split(split: str) -> int:
     return 1 if split.startswith(("val", "dev")) else 2
 
 
-def _repeated(entries: Iterable[_Entry], *names: str) -> list[list[_Entry]]:
+def _repeated_entries(entries: Iterable[_Entry], *names: str) -> list[list[_Entry]]:
     """Groups of several entries whose attributes ``names`` are equal, and not None."""
     groups: dict[Any, list[_Entry]] = defaultdict(list)
     for entry in entries:

@@ -157,8 +157,8 @@ class ImageFeatures:
             stored = read(self.place, values)
         shape = stored.shape or ()  # None of an empty HDF5 dataset
         if len(shape) not in (2, 3) or 0 in shape:
-            wanted = "expected [regions, features] or a grid [H, W, features]"
-            raise DataError(f"{self.where}: the shape is {list(shape)}, {wanted}")
+            expected = "expected [regions, features] or a grid [H, W, features]"
+            raise DataError(f"{self.where}: the shape is {list(shape)}, {expected}")
         for size in (self.options.dim, dim):
             check_width(shape, size, self.where)
         return stored

@@ -82,7 +82,7 @@ def read_captions(path: str | Path) -> Captions:
         key = "image" if row.get(captions.by) is None else captions.by
         ids.append(_id(row.get(key), f"{path}, [{index}].{key}"))
         captions[ids[-1]] = row["caption"]
-    _refuse(_doubled(ids), "captioned more than once", path)
+    _refuse(_repeated_ids(ids), "captioned more than once", path)
     return captions
 
 
@@ -120,12 +120,12 @@ def read_references(
     Raises:
         DataError: another format, a repeated key or image, an empty reference, or an unknown split.
     """
-    every = list(_annotated(parse_file(Path(path).read_bytes(), path), path, by))
+    every = list(_annotated_images(parse_file(Path(path).read_bytes(), path), path, by))
     annotated = every
     named = dict.fromkeys(image.split for image in every if image.split)
     if split is not None and (named or has_splits):
-        wanted = ("train", "") if named and split == "train" else (split,)
-        annotated = [image for image in every if image.split in wanted]
+        splits = ("train", "") if named and split == "train" else (split,)
+        annotated = [image for image in every if image.split in splits]
     if not annotated:
         raise DataError(f"{path} has no split {split!r}: it has {[*named]}")
     references, ids = References(), []
@@ -136,7 +136,7 @@ def read_references(
         references[ids[-1]] = list(image.captions)
     if not any(references.values()):
         raise DataError(f"{path} has no references of any image")
-    _refuse(_doubled(ids), "listed more than once", path)
+    _refuse(_repeated_ids(ids), "listed more than once", path)
     empty = [
         name for name, texts in references.items() if not all(map(str.strip, texts))
     ]
@@ -157,7 +157,9 @@ class _Annotated(NamedTuple):
     file: str = ""
 
 
-def _annotated(content: Any, path: str | Path, by: IdKey) -> Iterator[_Annotated]:
+def _annotated_images(
+    content: Any, path: str | Path, by: IdKey
+) -> Iterator[_Annotated]:
     """Yield the images of a parsed file, whose layout is recognised by its keys."""
     check_type(content, dict | list[dict], str(path))
     by_id = by == "image_id"
@@ -197,7 +199,7 @@ def coco_records(
         ids = [
             _id(image["id"], f"{path}, id of an image") for image in content["images"]
         ]
-        _refuse(_doubled(ids), "listed more than once under 'images'", path)
+        _refuse(_repeated_ids(ids), "listed more than once under 'images'", path)
         captions: dict[str, list[str]] = {image_id: [] for image_id in ids}
         for annotation in content["annotations"]:
             captions[str(annotation["image_id"])].append(annotation["caption"])
@@ -242,10 +244,10 @@ def with_ids_of(
     for image_id in captions:
         path = Path(image_id)
         if image_id not in known_ids and path.suffix.lower() in IMAGE_SUFFIXES:
-            known = filter(known_ids.__contains__, _names_of(path))
-            image_id = ids.get(os.path.abspath(path)) or next(known, image_id)
+            matches = filter(known_ids.__contains__, _names_of(path))
+            image_id = ids.get(os.path.abspath(path)) or next(matches, image_id)
         named.append(image_id)
-    _refuse(_doubled(named), "captioned more than once", source)
+    _refuse(_repeated_ids(named), "captioned more than once", source)
     renamed = Captions(zip(named, captions.values(), strict=True))
     renamed.by, renamed.sha256 = captions.by, captions.sha256
     return renamed
@@ -273,13 +275,13 @@ def find_images(folder: str | Path, image_ids: Iterable[str]) -> list[str]:
         place = path.relative_to(root).as_posix()
         for way in enumerate((os.path.abspath(path), place, *_names_of(path))):
             files_by[way].append(str(path))
-    found: dict[str, list[str]] = {}
+    matches: dict[str, list[str]] = {}
     for image_id in ids:
         ways = enumerate((os.path.abspath(image_id), *[image_id] * 4))
-        found[image_id] = next((files_by[way] for way in ways if way in files_by), [])
-    wrong = [image_id for image_id in ids if len(found[image_id]) != 1]
+        matches[image_id] = next((files_by[way] for way in ways if way in files_by), [])
+    wrong = [image_id for image_id in ids if len(matches[image_id]) != 1]
     _refuse(wrong, "without exactly one file here that is named like the id", root)
-    return [found[image_id][0] for image_id in ids]
+    return [matches[image_id][0] for image_id in ids]
 
 
 def write_json(path: str | Path, content: Any, allow_nan: bool = False) -> None:
@@ -302,7 +304,7 @@ def write_text(path: str | Path, text: str) -> None:
         file.write(text.encode())
 
 
-def _doubled(ids: Sequence[str]) -> list[str]:
+def _repeated_ids(ids: Sequence[str]) -> list[str]:
     """Ids that occur again, once for each repetition."""
     return list((Counter(ids) - Counter(set(ids))).elements())
 

@@ -231,22 +231,22 @@ def _rows_of_tables(
 
     def places() -> Iterator[tuple[str, Any]]:
         """Yield the split and the place of each row, without reading the rest of it."""
-        for part, table in tables.items():
-            where, names = f"{source}, split {part!r}", table.column_names
+        for split_name, table in tables.items():
+            where, names = f"{source}, split {split_name!r}", table.column_names
             if columns is None:
                 check_keys(names, FILE_KEYS, where)
             named = dict(columns or {name: name for name in FILE_KEYS if name in names})
             if not by_column:
                 named.pop("split", None)
-            for name, kind in table.features.items():
-                if isinstance(kind, datasets.Image):
+            for name, feature in table.features.items():
+                if isinstance(feature, datasets.Image):
                     table = table.cast_column(name, datasets.Image(decode=False))
             images, column = None, named.get("image")
-            kind = table.features.get(column)
-            if kind is not None and "string" not in getattr(kind, "dtype", ""):
+            feature = table.features.get(column)
+            if feature is not None and "string" not in getattr(feature, "dtype", ""):
                 images = table.select_columns([column])
                 table = table.remove_columns([column])
-            split = standard_split(part)
+            split = standard_split(split_name)
             how = (table, images, where, split, named, image_root)
             for index in range(len(table)):
                 place = (how, index)

@@ -84,9 +84,9 @@ def micro_batches(
     size = batch_size // processes
     for step in itertools.count(first_step):
         indices = step_indices(num_rows, batch_size, step, seed)
-        mine = [(index, step) for index in indices[rank * size : (rank + 1) * size]]
+        pairs = [(index, step) for index in indices[rank * size : (rank + 1) * size]]
         for start in range(0, size, micro_batch_size):
-            yield mine[start : start + micro_batch_size]
+            yield pairs[start : start + micro_batch_size]
 
 
 def micro_batch_size(

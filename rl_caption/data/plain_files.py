@@ -99,14 +99,14 @@ def read_utf8(path: Path) -> str:
         return path.read_bytes().decode("utf-8-sig")
 
 
-def read_json(file: Path, error: type[Exception], kind: Any = dict) -> Any:
-    """Read a JSON file whose value has the type ``kind`` (see ``check_type``).
+def read_json(file: Path, error: type[Exception], value_type: Any = dict) -> Any:
+    """Read a JSON file whose value has the type ``value_type`` (see ``check_type``).
 
     Raises ``error``, which names the file and the key, for another value, and
     ``OSError`` for an unreadable file.
     """
     content = parse_json(file.read_bytes(), file, error)
-    check_type(content, kind, str(file), error=error)
+    check_type(content, value_type, str(file), error=error)
     return content
 
 
@@ -167,19 +167,19 @@ class TextForms:
         warnings.
         """
         self.total += 1
-        kinds = []
+        forms = []
         if _MARKS.search(text) and SPECIAL_TOKENS.search(text):
-            kinds.append("special")
+            forms.append("special")
         if scored and not any(map(str.isalnum, text)):
-            kinds.append("empty")
+            forms.append("empty")
         if not text.isascii():
             self.has_composed |= not unicodedata.is_normalized("NFD", text)
             if not unicodedata.is_normalized("NFC", text):
-                kinds.append("decomposed")
+                forms.append("decomposed")
             if _lacks_spaces(text):
-                kinds.append("char")
-        for kind in kinds:
-            self.found[kind].append(f"{where}: {shown(text)}")
+                forms.append("char")
+        for form in forms:
+            self.found[form].append(f"{where}: {shown(text)}")
 
     def warnings(self, tokenizer: str | None) -> list[str]:
         """A sentence for each problem, with its count and first texts.
@@ -195,10 +195,10 @@ class TextForms:
         if not self.has_composed:
             harmless.add("decomposed")
         return [
-            f"{len(self.found[kind])} of {self.total} texts {sentence} "
-            f"(first: {'; '.join(self.found[kind][:SHOWN])})"
-            for kind, sentence in FORMS.items()
-            if kind in self.found and kind not in harmless
+            f"{len(self.found[form])} of {self.total} texts {sentence} "
+            f"(first: {'; '.join(self.found[form][:SHOWN])})"
+            for form, sentence in FORMS.items()
+            if form in self.found and form not in harmless
         ]
 
 

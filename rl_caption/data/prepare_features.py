@@ -61,16 +61,16 @@ def encode_features(config: Any) -> tuple[int, int]:
         "weights": fingerprint(network.state_dict()),
     }
     remove_leftovers(out)
-    made = {file.stem: size_and_time(file)[1] for file in out.glob("[!.]*.npz")}
+    mtimes = {file.stem: size_and_time(file)[1] for file in out.glob("[!.]*.npz")}
     stored = read_object(out / RECORD) if (out / RECORD).is_file() else {}
-    if made and stored != record:
+    if mtimes and stored != record:
         raise ConfigError(
             f"{out} has features of another encoder ({stored}); name another out"
         )
     pending = [
         (name, path)
         for name, path in images.items()
-        if made.get(name, -1) < size_and_time(path)[1]
+        if mtimes.get(name, -1) < size_and_time(path)[1]
     ]
     if pending:
         rows = [Row(image_id=name, image=path, references=[]) for name, path in pending]

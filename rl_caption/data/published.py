@@ -211,8 +211,8 @@ def captions(
     root = Path(path)
     files = {root: "train"}
     if root.is_dir():
-        found = sorted(filter(Path.is_file, root.iterdir()))
-        files = {file: standard_split(file.stem) for file in found}
+        paths = sorted(filter(Path.is_file, root.iterdir()))
+        files = {file: standard_split(file.stem) for file in paths}
     fraction = 0 if "val" in files.values() else val_fraction
     for file, split in files.items():
         if split not in STANDARD_SPLITS:

@@ -98,9 +98,9 @@ def check_keys(names: Collection[str], keys: Collection[str], where: str) -> Non
 
 
 @lru_cache(maxsize=1024)  # rows of a file have the same keys
-def _nearest(name: str, known: tuple[str, ...]) -> str | None:
+def _nearest(name: str, names: tuple[str, ...]) -> str | None:
     """The known name that is likely meant."""
-    return next(iter(difflib.get_close_matches(name, known, 1, 0.8)), None)
+    return next(iter(difflib.get_close_matches(name, names, 1, 0.8)), None)
 
 
 def _image(value: Any, root: str | Path, where: str) -> Any:

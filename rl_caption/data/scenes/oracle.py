@@ -242,18 +242,18 @@ def claims(caption: str, scene: Scene) -> list[Claim]:
     things.sort(key=lambda thing: -len(thing.attributes))
     surplus = Counter({kind: -len(kind.things) for kind in scene.kinds})
     readings: dict[Chunk, _Readings] = {}
-    found: list[Claim] = []
+    all_claims: list[Claim] = []
     for thing in things:
         readings[thing], total = _refer(thing, surplus)
-        found += _thing_claims(thing, list(readings[thing][0]), total, true)
+        all_claims += _thing_claims(thing, list(readings[thing][0]), total, true)
     for chunk in chunks:
         if chunk.kind == "ground":
             for _, colour in chunk.attributes:
-                found.append(_of_fact(true, "background", "background", colour))
+                all_claims.append(_of_fact(true, "background", "background", colour))
         elif chunk.relation and chunk.used:
-            found.append(_relation_claim(chunk, readings))
+            all_claims.append(_relation_claim(chunk, readings))
     # The first of claims that say the same counts.
-    distinct = {(claim.kind, claim.text): claim for claim in reversed(found)}
+    distinct = {(claim.kind, claim.text): claim for claim in reversed(all_claims)}
     again = [
         Claim("repetition", f"{kind.name} once more", False)
         for kind in surplus.elements()

@@ -114,7 +114,7 @@ def estimates(
         values = list(map(float, of_images(np.arange(len(names)))))
         if not resamples or len(names) < 2:
             return list(map(Estimate, values))
-        found = stats.bootstrap(
+        interval = stats.bootstrap(
             (np.arange(len(names)),),
             of_images,
             n_resamples=resamples,
@@ -123,7 +123,7 @@ def estimates(
             method="percentile",
             rng=seed,
         ).confidence_interval
-    ends = zip(values, found.low.tolist(), found.high.tolist(), strict=True)
+    ends = zip(values, interval.low.tolist(), interval.high.tolist(), strict=True)
     return [
         Estimate(value, low, high) if math.isfinite(low) else Estimate(value)
         for value, low, high in ends
@@ -157,9 +157,9 @@ def with_intervals(
     sums = sums_of(evaluation, evaluation.metrics)
     if resamples == 0 or evaluation.n < 2 or sums is None:
         return evaluation
-    found = estimates(sums.of_drawn, np.arange(evaluation.n), resamples, seed)
+    results = estimates(sums.of_drawn, np.arange(evaluation.n), resamples, seed)
     intervals = {
-        key: estimate.interval for key, estimate in zip(sums.keys, found, strict=True)
+        key: estimate.interval for key, estimate in zip(sums.keys, results, strict=True)
     }
     how = f"95 % percentile bootstrap over images, {resamples} resamples, seed {seed}"
     return replace(evaluation, intervals=intervals, interval=how)
@@ -183,7 +183,7 @@ def compare(
     a, b = sums_of(first, shared), sums_of(second, shared)
     if a is None or b is None:
         return {}
-    found = estimates(
+    results = estimates(
         lambda drawn: b.of_drawn(drawn) - a.of_drawn(drawn),
         np.arange(first.n),
         resamples,
@@ -191,7 +191,7 @@ def compare(
     )
     differences = {}
     p_values = _p_values(a, b, resamples, seed)
-    for key, estimate, p in zip(a.keys, found, p_values, strict=True):
+    for key, estimate, p in zip(a.keys, results, p_values, strict=True):
         differences[key] = Difference(
             first=first.metrics[key],
             second=second.metrics[key],
@@ -233,7 +233,7 @@ def _p_values(a: Sums, b: Sums, resamples: int, seed: int) -> list[float]:
         metrics = b.metrics(total_b - shift) - a.metrics(total_a + shift)
         return metrics if exchanged.ndim > 1 else metrics[0]
 
-    found = stats.permutation_test(
+    result = stats.permutation_test(
         (np.zeros(len(moved), np.int64), np.ones(len(moved), np.int64)),
         difference,
         permutation_type="samples",
@@ -242,7 +242,7 @@ def _p_values(a: Sums, b: Sums, resamples: int, seed: int) -> list[float]:
         batch=_CHUNK,
         rng=seed,
     )
-    return [float(p) for p in found.pvalue]
+    return [float(p) for p in result.pvalue]
 
 
 def bleu_of_sums(sums: Floats) -> Floats:

@@ -275,7 +275,7 @@ def check_referenced(
     of references.
     """
     texts = {image_id: references.get(image_id) for image_id in captioned}
-    bare = [key for key, own in texts.items() if not own or isinstance(own, str)]
+    bare = [key for key, value in texts.items() if not value or isinstance(value, str)]
     if bare:
         raise EvaluationError(
             f"{len(bare)} of {len(captioned)} images have no list of reference captions, such as {bare[:3]}"
@@ -297,14 +297,16 @@ def tokenise(
     flat, untested = _tokenise(written, tokenizer)
     candidates, more = _tokenise(list(captions.values()), tokenizer)
     tokens = iter(flat)
-    given = {key: [next(tokens) for _ in references[key]] for key in captions}
+    reference_tokens = {
+        key: [next(tokens) for _ in references[key]] for key in captions
+    }
     name = "none[split at spaces]" if tokenizer == "none" else "PTB[corenlp3.4.1]"
     if tokenizer in OTHER_LANGUAGES:
         name = f"{tokenizer}[NFKC,unicode{unicodedata.unidata_version}]"
     if untested + more:
         count = f"{untested + more} of {len(flat) + len(candidates)} texts not compared with Java"
         name = f"PTB-python[rl-caption{__version__},{count}]"
-    return dict(zip(captions, candidates, strict=True)), given, name
+    return dict(zip(captions, candidates, strict=True)), reference_tokens, name
 
 
 def _tokenise(texts: Sequence[str], tokenizer: str) -> tuple[list[str], int]:
@@ -378,8 +380,8 @@ def _split(
     separator: str | None = None,
 ) -> tuple[list[list[str]], list[list[list[str]]]]:
     """Tokens of N candidates, and of each candidate's references."""
-    own = [[text.split(separator) for text in references[key]] for key in candidates]
-    return [caption.split(separator) for caption in candidates.values()], own
+    tokens = [[text.split(separator) for text in references[key]] for key in candidates]
+    return [caption.split(separator) for caption in candidates.values()], tokens
 
 
 SCORERS: dict[
@@ -403,8 +405,8 @@ def _signs(
     if training_captions is not None:
         seen = {tuple(split(text)) for text in training_captions}
     tokens = list(map(split, captions.values()))
-    found = degeneration_statistics(tokens, seen, tokenizer)
-    return {SIGNS.get(name, f"captions/{name}"): found[name] for name in found}
+    signs = degeneration_statistics(tokens, seen, tokenizer)
+    return {SIGNS.get(name, f"captions/{name}"): signs[name] for name in signs}
 
 
 def _oracle_scores(
@@ -429,7 +431,7 @@ def _signature(
     tokenizer: str,
     java: bool,
 ) -> str:
-    parts = [
+    fields = [
         "COCO-captions",
         f"tokenizer:{tokenizer}",
         "df:references of this call",
@@ -440,7 +442,7 @@ def _signature(
         *([f"java{java_version()}"] if java else []),
         f"rl-caption{__version__}",
     ]
-    return "+".join(parts)
+    return "+".join(fields)
 
 
 def check_judges(
@@ -507,7 +509,7 @@ def add_judges(
     prompts, columns = reward_inputs(rows)
     texts = [captions[row["image_id"]] for row in rows]
     metrics = dict(evaluation.metrics)
-    per_image = {name: dict(own) for name, own in evaluation.per_image.items()}
+    per_image = {name: dict(values) for name, values in evaluation.per_image.items()}
     signature = evaluation.signature
     for name, reward in tqdm(judges.items(), "judges", disable=None, delay=2):
         logger.info("scoring %d captions by %s", len(texts), name)

@@ -104,7 +104,7 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
     judged = {key: column_of(key) for key in judges}
     present = {key for row in rows.values() for key in (*row.metrics, *row.left_out)}
     blocks: list[str] = []
-    shown: dict[str, Column] = {}
+    table_columns: dict[str, Column] = {}
     for columns in (*GROUPS, judged):
         group = {key: columns[key] for key in columns if key in present}
         if group:
@@ -114,8 +114,8 @@ def format_table(rows: Mapping[str, Evaluation]) -> str:
                 cells = [_cell(row, key, column) for key, column in group.items()]
                 lines.append([name, str(row.n), *cells])
             blocks.append(markdown(head, lines))
-            shown |= group
-    notes = _reasons(rows, shown)
+            table_columns |= group
+    notes = _reasons(rows, table_columns)
     for name, row in rows.items():
         empty = round(row.metrics.get("captions/empty", 0) * row.n)
         if empty:
@@ -173,7 +173,10 @@ def _reasons(
             systems = f" ({', '.join(names)})" if len(names) < len(rows) else ""
             heading = column.heading.removesuffix(", %") if key in COLUMNS else key
             reasons.setdefault(reason, []).append(heading.removeprefix(JUDGE) + systems)
-    return [f"{LEFT_OUT} {', '.join(own)}: {reason}" for reason, own in reasons.items()]
+    return [
+        f"{LEFT_OUT} {', '.join(headings)}: {reason}"
+        for reason, headings in reasons.items()
+    ]
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

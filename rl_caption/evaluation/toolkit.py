@@ -65,12 +65,12 @@ def java_version() -> str:
     # macOS has a placeholder called java that only prints where to get Java.
     command = [path, "-version"]
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, timeout=20, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise JavaError(f"no Java runtime: {error}") from error
-    quoted = re.search('"(.+?)"', done.stderr + done.stdout)
+    quoted = re.search('"(.+?)"', process.stderr + process.stdout)
     return quoted.group(1) if quoted else "of an unknown version"
 
 
@@ -125,7 +125,7 @@ def meteor(
     from pycocoevalcap.meteor.meteor import Meteor
 
     # '|||' separates the fields of a line; the toolkit takes it out of captions alone.
-    given = {
+    texts = {
         image_id: [
             text.replace("|||", "").replace("  ", " ") for text in references[image_id]
         ]
@@ -136,7 +136,7 @@ def meteor(
     with java_options("METEOR"):
         scorer = Meteor()
         scorer.lock = threading.RLock()  # its own would wait for itself after an error
-        return Scores({"METEOR": scorer.compute_score(given, captions)})
+        return Scores({"METEOR": scorer.compute_score(texts, captions)})
 
 
 def spice(
@@ -160,10 +160,10 @@ def spice(
                 f"pycocoevalcap does not ship {name}, which belongs into {folder}"
             )
     captions = {image_id: [caption] for image_id, caption in candidates.items()}
-    given = {image_id: list(references[image_id]) for image_id in candidates}
+    texts = {image_id: list(references[image_id]) for image_id in candidates}
     logger.info("SPICE of %d captions, without showing progress", len(candidates))
     with java_options("SPICE"):
-        mean, details = spice.Spice().compute_score(given, captions)
+        mean, details = spice.Spice().compute_score(texts, captions)
     of_images = dict(zip(sorted(candidates), details, strict=True))
     scores = [float(of_images[image_id]["All"]["f"]) for image_id in candidates]
     if not np.isfinite(scores).all():

@@ -73,17 +73,17 @@ def labelled_images(folder: Path) -> tuple[list[str], list[str], list[int]]:
     from torchvision.datasets import ImageFolder  # imports torch
 
     with naming(str(folder), (FileNotFoundError,), DataError):
-        found = ImageFolder(str(folder))
-    if len(found.classes) < 2:
+        dataset = ImageFolder(str(folder))
+    if len(dataset.classes) < 2:
         raise DataError(f"{str(folder)!r} has one folder: expected one for each class")
-    names = [name.replace("_", " ") for name in found.classes]
-    if all(map(IMAGENET_CLASS.fullmatch, found.classes)):
+    names = [name.replace("_", " ") for name in dataset.classes]
+    if all(map(IMAGENET_CLASS.fullmatch, dataset.classes)):
         names = list(_metadata().IMAGENET_CLASSNAMES)
-        if len(names) != len(found.classes):
+        if len(names) != len(dataset.classes):
             raise DataError(
-                f"{str(folder)!r} has {len(found.classes)} of ImageNet's {len(names)} classes"
+                f"{str(folder)!r} has {len(dataset.classes)} of ImageNet's {len(names)} classes"
             )
-    images, classes = zip(*found.samples, strict=True)
+    images, classes = zip(*dataset.samples, strict=True)
     return names, list(images), list(classes)
 
 

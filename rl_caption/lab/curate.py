@@ -157,11 +157,13 @@ def select(config: CurateConfig, captions: list[dict[str, Any]]) -> Steps:
         left = left.drop_duplicates("key")
         steps[f"duplicate {config.duplicates}"] = left
     for step in config.select:
-        left = steps[str(step.model_dump(exclude_none=True))] = selected(step, left)
+        left = steps[str(step.model_dump(exclude_none=True))] = select_captions(
+            step, left
+        )
     return steps
 
 
-def selected(step: Selection, table: DataFrame) -> DataFrame:
+def select_captions(step: Selection, table: DataFrame) -> DataFrame:
     """The captions that a step of the selection keeps; at equal scores, the first ones."""
     low = -np.inf if step.min is None else step.min
     high = np.inf if step.max is None else step.max
@@ -205,6 +207,6 @@ MEASURES: dict[str, Callable[[str], float]] = {
     "characters": len,
     "words": lambda caption: len(tokenize(caption)),
     "actions": lambda caption: _classes(caption).count("V"),
-    "complexity": lambda caption: sum(kind in "JVI" for kind in _classes(caption)),
+    "complexity": lambda caption: sum(tag in "JVI" for tag in _classes(caption)),
 }
 """Measure of a caption by its name (docs/curation.md)."""

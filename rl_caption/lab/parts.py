@@ -82,40 +82,45 @@ def add_columns(
         EvaluationError: an image id that must be unique is in several rows of a split.
     """
     data = build_data(config.data)
-    for split, own in data.items():
-        if ids_differ or not all(isinstance(row["image"], str | Path) for row in own):
-            check_one_row_each(own, f"split {split!r}")
+    for split, split_rows in data.items():
+        if ids_differ or not all(
+            isinstance(row["image"], str | Path) for row in split_rows
+        ):
+            check_one_row_each(split_rows, f"split {split!r}")
     names = dict.fromkeys(config.splits or data)
     splits = {split: list(data[split]) for split in names}
     out, size = Path(config.out), config.part_rows
     parts = []
-    for split, own in splits.items():
-        if any(isinstance(row.get("image"), list | tuple) for row in own):
+    for split, split_rows in splits.items():
+        if any(isinstance(row.get("image"), list | tuple) for row in split_rows):
             raise ConfigError(
                 f"images of {data.source} are videos: expected one image each"
             )
-        parts += [(split, own[at : at + size]) for at in range(0, len(own), size)]
+        parts += [
+            (split, split_rows[at : at + size])
+            for at in range(0, len(split_rows), size)
+        ]
     files = [out / "parts" / f"{number:06d}.jsonl" for number in range(len(parts))]
     _check_settings(out, {"part_rows": size, **fingerprint(splits), **made_by})
     first, step = map(int, (config.worker or "0/1").split("/"))
     own_parts = range(first, len(files), step)
     missing = [number for number in own_parts if not files[number].exists()]
     for number in progress(missing, name):
-        split, own = parts[number]
-        new = columns(split, own)
-        places = range(len(own))
+        split, split_rows = parts[number]
+        new = columns(split, split_rows)
+        places = range(len(split_rows))
         lines = [{key: new[key][place] for key in new} for place in places]
         write_json_lines(files[number], lines)
     if config.worker is not None:
         there = len(own_parts) - len(missing)
         return f"{len(missing)} parts made, {there} were there; {len(files)} in all"
-    made = []
-    for file, (split, own) in zip(files, parts, strict=True):
+    new_rows = []
+    for file, (split, split_rows) in zip(files, parts, strict=True):
         with naming(f"{file} lacks rows: delete it and run again", error=DataError):
-            for row, (*_, line) in zip(own, json_lines(file), strict=True):
-                made.append({**row, **line, "split": split})
-    found = report(made)
-    rows = list(found.rows)
+            for row, (*_, line) in zip(split_rows, json_lines(file), strict=True):
+                new_rows.append({**row, **line, "split": split})
+    output = report(new_rows)
+    rows = list(output.rows)
     for split in data.keys() - splits.keys():
         rows += [{**row, "split": split} for row in data[split]]
     written = [_line(row, out) for row in rows]
@@ -123,9 +128,9 @@ def add_columns(
     count = f"{name}.jsonl: {len(written):,} rows"
     made_of = [f"{key}: {value}" for key, value in made_by.items() if value]
     notes = [f"- {note}" for note in (*made_of, count)]
-    blocks = [f"# {name.capitalize()}", "", found.table, "", *notes, ""]
+    blocks = [f"# {name.capitalize()}", "", output.table, "", *notes, ""]
     write_text(out / "report.md", "\n".join(blocks))
-    return f"{found.table}\n\nwrote {out}/{count}, and report.md"
+    return f"{output.table}\n\nwrote {out}/{count}, and report.md"
 
 
 def _line(row: dict[str, Any], out: Path) -> dict[str, Any]:

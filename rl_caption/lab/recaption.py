@@ -58,9 +58,9 @@ def recaption(config: RecaptionConfig) -> str:
             )
         return {"long_reference": [caption for (caption,) in written]}
 
-    shown = {"before": "references", "after": "long_reference"}
+    headings = {"before": "references", "after": "long_reference"}
     made_by = {"recaptioner": recaptioner.signature}
-    return add_columns(config, "captions", made_by, columns, partial(_report, shown))
+    return add_columns(config, "captions", made_by, columns, partial(_report, headings))
 
 
 def make_positives(config: PositivesConfig) -> str:
@@ -89,8 +89,10 @@ def make_positives(config: PositivesConfig) -> str:
     def columns(split: str, rows: Sequence[Row]) -> Columns:
         return {name: make(split, rows) for name, make in makers.items()}
 
-    shown = {name: name for name in ("references", *makers)}
-    return add_columns(config, "positives", made_by, columns, partial(_report, shown))
+    headings = {name: name for name in ("references", *makers)}
+    return add_columns(
+        config, "positives", made_by, columns, partial(_report, headings)
+    )
 
 
 def write_negatives(config: WriteNegativesConfig) -> str:
@@ -113,17 +115,19 @@ def write_negatives(config: WriteNegativesConfig) -> str:
         answers = iter(answers_of(writer, captions, list[str]))
         negatives: list[list[list[str]]] = []
         for row in rows:
-            known = {"", *(single_spaced(text).lower() for text in row["references"])}
+            truths = {"", *(single_spaced(text).lower() for text in row["references"])}
             negatives.append([])
             for texts in islice(answers, len(row["references"])):
                 different = dict.fromkeys(map(single_spaced, texts))
-                false = [text for text in different if text.lower() not in known]
+                false = [text for text in different if text.lower() not in truths]
                 negatives[-1].append(false)
         return {"negatives": negatives}
 
-    shown = {name: name for name in ("references", "negatives")}
+    headings = {name: name for name in ("references", "negatives")}
     made_by = {"writer": writer.signature}
-    return add_columns(config, "negatives", made_by, columns, partial(_report, shown))
+    return add_columns(
+        config, "negatives", made_by, columns, partial(_report, headings)
+    )
 
 
 def _report(columns: Mapping[str, str], rows: Rows) -> Report:
@@ -145,7 +149,7 @@ def _texts(value: Any) -> list[str]:
     """The texts in a column of a row: one, a list, or a list of lists."""
     if isinstance(value, str):
         return [value]
-    return [text for part in value or () for text in _texts(part)]
+    return [text for item in value or () for text in _texts(item)]
 
 
 def _images(

@@ -33,9 +33,9 @@ FALSE_PROMPT = (
 )
 
 
-def answers_of(target: Any, items: Sequence[Any], kind: Any) -> list[Any]:
+def answers_of(target: Any, items: Sequence[Any], answer_type: Any) -> list[Any]:
     """Call a recaptioner, a writer of false captions or a text-to-image model with N
-    items; return N answers of the type ``kind``.
+    items; return N answers of the type ``answer_type``.
 
     Raises ``DataError`` where it fails, or returns another type or number of answers.
     """
@@ -44,7 +44,7 @@ def answers_of(target: Any, items: Sequence[Any], kind: Any) -> list[Any]:
         answers: Any = target(items)
         if isinstance(answers, Iterable):
             answers = list(answers)
-    check_type(answers, list[kind], f"{where}: what it returned", DataError)
+    check_type(answers, list[answer_type], f"{where}: what it returned", DataError)
     if len(answers) != len(items):
         raise DataError(f"{where} gave {len(answers)} answers for {len(items)}")
     return list(answers)
@@ -111,9 +111,9 @@ class CaptionerRecaptioner:
         if self.prompt is not None:
             asked = []
             for row in rows:
-                known = {"image_id": row["image_id"], "prompt": row.get("prompt", "")}
+                fields = {"image_id": row["image_id"], "prompt": row.get("prompt", "")}
                 caption = next(iter(row["references"]), "")
-                text = self.prompt.format(caption=caption, **known)
+                text = self.prompt.format(caption=caption, **fields)
                 asked.append({**row, "prompt": text})
         decode = self.captioner, self.policy, asked, self.decoding, self.accelerator
         candidates = decode_candidates(*decode, seed=self.seed)
@@ -166,9 +166,9 @@ class LanguageModelWriter:
         questions = []
         for caption in captions:
             for pairs in self.examples.values():
-                shown = [f"Caption: {true}\nFalse: {false}\n" for true, false in pairs]
+                shots = [f"Caption: {true}\nFalse: {false}\n" for true, false in pairs]
                 asked = f"Caption: {single_spaced(caption)}\nFalse:"
-                text = FALSE_PROMPT + "\n".join([*shown, asked])
+                text = FALSE_PROMPT + "\n".join([*shots, asked])
                 questions.append(Question(text, (), f"caption {caption!r:.80}"))
         lines = []
         for answer in self.model.write(questions, self.max_new_tokens):

@@ -55,10 +55,10 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
     table = ""
     for name, encoder in encoders.items():
         images = encoder.embed_images([row["image"] for row in rows])
-        for kind, (captions, owners) in texts.items():
+        for text_set, (captions, owners) in texts.items():
             ranks = both_ways(images, encoder.embed_texts(captions), owners)
             cut = encoder.encoder.texts.too_long(captions)  # type: ignore[attr-defined]
-            result = {"model": name, "signature": encoder.signature, "texts": kind}
+            result = {"model": name, "signature": encoder.signature, "texts": text_set}
             recalls = []
             for way, queries in zip(WAYS, (range(len(rows)), owners), strict=True):
                 statistic = partial(_recall, ranks[way])
@@ -68,7 +68,7 @@ def compare_retrieval(config: CompareRetrievalConfig) -> str:
             lines.append(
                 [
                     name,
-                    kind,
+                    text_set,
                     *map(_cell, recalls),
                     str(cut),
                 ]
@@ -98,10 +98,10 @@ def texts_of(rows: Sequence[Row]) -> dict[str, Texts]:
     texts: dict[str, Texts] = {}
     for name, column in kinds.items():
         captions, owners = texts[name] = [], []
-        for number, own in enumerate(column):
-            captions += own
-            owners += [number] * len(own)
-            if not own:
+        for number, row_texts in enumerate(column):
+            captions += row_texts
+            owners += [number] * len(row_texts)
+            if not row_texts:
                 raise DataError(f"image {rows[number]['image_id']!r} has no reference")
     return texts
 

@@ -100,8 +100,8 @@ class DiffusionImages:
         for caption in captions:
             text = f"{self.seed} {caption}".encode(errors="surrogatepass")
             seed = int.from_bytes(hashlib.sha256(text).digest()[:8], "big")
-            own = torch.Generator(self._device).manual_seed(seed)
-            generators.append(self._generator or own)
+            seeded = torch.Generator(self._device).manual_seed(seed)
+            generators.append(self._generator or seeded)
         prompts = list(captions)
         return self._pipeline(prompts, generator=generators, **self.options).images
 
@@ -116,8 +116,8 @@ def check_pipeline(index: Mapping[str, Any], pipelines: Any) -> None:
     """
     for name, component in index.items():
         library = component[0] if isinstance(component, list | tuple) else None
-        known = library in (None, "diffusers", "transformers")
-        if not known and not hasattr(pipelines, str(library)):
+        is_known = library in (None, "diffusers", "transformers")
+        if not is_known and not hasattr(pipelines, str(library)):
             raise ValueError(
                 f"model_index.json: {name} is {component!r:.80}: expected a class of diffusers or "
                 f"transformers"

@@ -91,8 +91,8 @@ def rated_figures(
         return [_correlate(name, drawn) for name in main]
 
     figures = []
-    found = estimates(statistic, judged.image_ids, resamples, seed)
-    for name, (_, low, high) in zip(main, found, strict=True):
+    results = estimates(statistic, judged.image_ids, resamples, seed)
+    for name, (_, low, high) in zip(main, results, strict=True):
         ends = {"low": low, "high": high}
         published = name in judged.published
         figures.append(_correlation(name, both, published=published, **ends))
@@ -142,9 +142,9 @@ def _within_images(image_ids: Sequence[str], both: Floats) -> Figure:
         groups[image_id].append(pair)
     taus = []
     for pairs in groups.values():
-        own = np.transpose(pairs)
-        if np.ptp(own[1]):
-            taus.append(_correlate("tau_b", own))
+        group = np.transpose(pairs)
+        if np.ptp(group[1]):
+            taus.append(_correlate("tau_b", group))
     alike = np.isnan(taus).sum()
     note = f"mean over {len(taus)} images; {alike} of them, scored all alike, count 0"
     value = fmean(np.nan_to_num(taus)) if taus else None
@@ -183,18 +183,18 @@ def order_figures(
     for condition, values, orders in compared:
         for name, pairs in orders.items():
             margins = np.stack([values[:, i] - values[:, j] for i, j in pairs], axis=1)
-            title = _joined(condition, name)
+            title = _join(condition, name)
             won[title] = wins(margins, better, judged.ties)
             tied = (margins == 0).any(axis=1).mean()
             if tied:
                 share = f"{100 * tied:.1f} % of {unit} have equal scores"
-                notes[title] = _joined(title, f"{share}, which count as {judged.ties}")
+                notes[title] = _join(title, f"{share}, which count as {judged.ties}")
     if judged.averaged and len(won) > 1:
         won, notes = {"": np.mean([*won.values()], axis=0)}, {}
     figures = []
     for title, counts in won.items():
-        own = _accuracies(judged, title, counts, resamples, seed)
-        figures += [replace(figure, note=notes.get(title, "")) for figure in own]
+        accuracies = _accuracies(judged, title, counts, resamples, seed)
+        figures += [replace(figure, note=notes.get(title, "")) for figure in accuracies]
     return figures
 
 
@@ -236,13 +236,13 @@ def _accuracies(
     summary = "all pairs" if len(judged.rows[0].captions) == 2 else ""
     names.append("mean of kinds" if by_kind and len(names) > 1 else summary)
     counts = [*np.bincount(numbers).tolist(), len(won)]
-    found = estimates(rates, judged.image_ids, resamples, seed)
+    results = estimates(rates, judged.image_ids, resamples, seed)
     figures = []
-    for name, count, estimate in zip(names, counts, found, strict=True):
+    for name, count, estimate in zip(names, counts, results, strict=True):
         value, low, high = estimate
         figures.append(
             Figure(
-                _joined(title, name),
+                _join(title, name),
                 value,
                 count,
                 low,
@@ -252,5 +252,5 @@ def _accuracies(
     return figures if judged.shown_kinds and any(kinds) else figures[-1:]
 
 
-def _joined(*words: str) -> str:
+def _join(*words: str) -> str:
     return ", ".join(filter(None, words))

@@ -82,9 +82,9 @@ class ToolkitMetric:
         texts = as_texts(completions)
         lists = reference_lists(columns, self.__name__, len(texts))
         candidates, references = {}, {}
-        for number, (text, own) in enumerate(zip(texts, lists, strict=True)):
+        for number, (text, captions) in enumerate(zip(texts, lists, strict=True)):
             candidates[str(number)] = " ".join(tokenize(text))
-            references[str(number)] = [" ".join(tokenize(one)) for one in own]
+            references[str(number)] = [" ".join(tokenize(one)) for one in captions]
         with naming(f"metric {self.__name__!r}", (ValueError,), RewardError):
             scored = SCORERS[self.__name__](candidates, references)
         _, scores = scored.values[self.__name__.upper()]
@@ -180,16 +180,16 @@ def compare_with_people(config: JudgeSetConfig) -> str:
     quiet_libraries()
     folder = check_writable(config.out)
     files = config.data, config.images
-    parts = sets.load(
+    judgement_sets = sets.load(
         config.set,
         *files,
         config.partial,
         config.set_kwargs,
     )
-    metrics = build_metrics(config.metrics, config.judges, parts)
+    metrics = build_metrics(config.metrics, config.judges, judgement_sets)
     draws = config.bootstrap, config.seed
     results: list[SetResult] = []
-    for judged in parts:
+    for judged in judgement_sets:
         drawn = "captions" if judged.text_alone else "images"
         about = _describe(judged), judged.convention, judged.excluded
         result = SetResult(judged.name, *about, drawn)
@@ -267,9 +267,9 @@ def _score(judged: JudgementSet, metric: Reward, condition: int) -> Floats:
         name = str(number) if counting else row.image_id
         # Two regions of one file are two images.
         image = row.image if "image" in metric.columns else None
-        shown = row.references[condition] if "references" in metric.columns else ()
+        row_texts = row.references[condition] if "references" in metric.columns else ()
         for caption in row.captions:
-            keys.append((name, str(image), tuple(shown), caption))
+            keys.append((name, str(image), tuple(row_texts), caption))
             images[keys[-1]] = image
     names, _, references, texts = zip(*images, strict=True)
     columns = {
@@ -277,14 +277,10 @@ def _score(judged: JudgementSet, metric: Reward, condition: int) -> Floats:
         "image": list(images.values()),
         "references": list(map(list, references)),
     }
-    wanted = {"image_id", *metric.columns}
-    given = {name: columns[name] for name in columns if name in wanted}
-    found = checked_scores(
-        metric,
-        metric(None, list(texts), **given),
-        len(texts),
-    )
-    scores = dict(zip(images, found, strict=True))
+    needed = {"image_id", *metric.columns}
+    arguments = {name: columns[name] for name in columns if name in needed}
+    results = checked_scores(metric, metric(None, list(texts), **arguments), len(texts))
+    scores = dict(zip(images, results, strict=True))
     return np.array([scores[key] for key in keys]).reshape(len(judged.rows), -1)
 
 
@@ -294,8 +290,8 @@ def write_results(
     """Write ``agreement.md``, which is returned, and ``agreement.json``."""
     text = "\n".join("\n\n".join(as_markdown(result, config)) for result in results)
     write_text(folder / "agreement.md", text)
-    found = [asdict(result) for result in results]
-    content = {"config": config.model_dump(mode="json"), "sets": found}
+    records = [asdict(result) for result in results]
+    content = {"config": config.model_dump(mode="json"), "sets": records}
     write_json(folder / "agreement.json", content)
     return text
 
@@ -309,8 +305,8 @@ def as_markdown(result: SetResult, config: JudgeSetConfig) -> Iterator[str]:
     for table in dict.fromkeys(["main", *(figure.table for figure in figures)]):
         head = dict.fromkeys(_title(one) for one in figures if one.table == table)
         lines = []
-        for metric, own in result.figures.items():
-            cells = {_title(one): _cell(one) for one in own if one.table == table}
+        for metric, row in result.figures.items():
+            cells = {_title(one): _cell(one) for one in row if one.table == table}
             lines.append([metric, *(cells.get(title, LEFT_OUT) for title in head)])
         yield markdown(["metric", *head], lines)
     notes = [f"Convention: {result.convention}"]
@@ -324,8 +320,8 @@ def as_markdown(result: SetResult, config: JudgeSetConfig) -> Iterator[str]:
         notes.append(f"Bold: what papers print for {result.name}")
     if any(figure.value is None for figure in figures):
         notes.append(f"{LEFT_OUT}: not defined, as all scores or all ratings are equal")
-    for metric, own in result.figures.items():
-        notes += dict.fromkeys(f"{metric}: {one.note}" for one in own if one.note)
+    for metric, row in result.figures.items():
+        notes += dict.fromkeys(f"{metric}: {one.note}" for one in row if one.note)
     for metric, signature in result.signatures.items():
         notes.append(f"{metric}: `{signature}`")
     yield "\n".join(f"- {note}" for note in notes) + "\n"

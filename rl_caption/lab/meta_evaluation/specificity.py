@@ -182,8 +182,8 @@ def score_rows(
     captions = [row["references"][0] for row in rows]
     ids = [row["image_id"] for row in rows]
     chains, images = [], []
-    made = make_chains(captions, ids, seed, shuffle_rate)
-    for chain, row in zip(made, rows, strict=True):
+    all_chains = make_chains(captions, ids, seed, shuffle_rate)
+    for chain, row in zip(all_chains, rows, strict=True):
         if chain is not None:
             chains.append(chain)
             images.append(row["image"])
@@ -199,10 +199,13 @@ def score_chains(
     texts: list[str] = []
     owners: list[int] = []
     for number, chain in enumerate(chains):
-        own = [*chain.captions, *chain.negatives]
-        texts += own
-        owners += [number] * len(own)
+        chain_texts = [*chain.captions, *chain.negatives]
+        texts += chain_texts
+        owners += [number] * len(chain_texts)
     values = {name: [column[n] for n in owners] for name, column in columns.items()}
     where = f"reward {reward.__name__!r}"
     scores = iter(score_captions(reward, where, None, texts, values))
-    return [Chain(*([next(scores) for _ in own] for own in chain)) for chain in chains]
+    return [
+        Chain(*([next(scores) for _ in chain_texts] for chain_texts in chain))
+        for chain in chains
+    ]

@@ -71,7 +71,9 @@ class Measures:
         if "why" in how:
             return str(how["why"])
         if "mean" in how:
-            return next(filter(None, map(self.obstacle, self._averaged(cell))), None)
+            return next(
+                filter(None, map(self.obstacle, self._averaged_cells(cell))), None
+            )
         if "captions" in how:
             return f"by rl-caption evaluate --predictions FILE: {how['how']}"
         if data not in how.get("released", ()) and model not in (None, *self.models):
@@ -86,7 +88,7 @@ class Measures:
         """
         how = cell.how
         if "mean" in how:
-            return fmean(map(self.measure, self._averaged(cell)))
+            return fmean(map(self.measure, self._averaged_cells(cell)))
         if "set" in how:
             return self._agreement(cell) * float(how.get("factor", 100))
         model, data = str(how.get("model")), str(how["data"])
@@ -103,7 +105,7 @@ class Measures:
             value = zero_shot_accuracy(self._encoder(model), *options)
         return value * float(how.get("factor", 1))
 
-    def _averaged(self, cell: Cell) -> list[Cell]:
+    def _averaged_cells(self, cell: Cell) -> list[Cell]:
         """The cells that a cell is the mean of."""
         names = cell.how["mean"]
         row = [one for one in self.table.cells if one.row == cell.row]
@@ -115,14 +117,14 @@ class Measures:
         how = cell.how
         shared = {key: how[key] for key in how if key not in CHOICES}
         values = []
-        for part, figures in self._figures(cell.row, json.dumps(shared)).items():
-            if how.get("part", part) != part:
+        for set_name, figures in self._figures(cell.row, json.dumps(shared)).items():
+            if how.get("part", set_name) != set_name:
                 continue
             for name in how.get("figures") or [how["figure"]]:
                 # Metrics without references have it without "1 reference, ".
                 value = figures.get(name, figures.get(name.rpartition(", ")[2]))
                 if value is None:
-                    raise ConfigError(f"{part}: {name} is not defined")
+                    raise ConfigError(f"{set_name}: {name} is not defined")
                 values.append(value)
         return fmean(values)
 
@@ -130,25 +132,28 @@ class Measures:
     def _figures(self, row: str, text: str) -> Mapping[str, Mapping[str, float | None]]:
         """Part of a set -> figure of a row's metric -> value; ``text`` is how it is measured."""
         how = json.loads(text)
-        parts = self._sets(
+        judgement_sets = self._sets(
             how["data"],
             how["set"],
             json.dumps(how.get("options", {})),
         )
         released = how.get("released", {}).get(how["set"])
         if released is not None and how["model"] not in self.models:
-            made = [rated_figures(part, part.released[released]) for part in parts]
+            results = [
+                rated_figures(judged, judged.released[released])
+                for judged in judgement_sets
+            ]
         else:
             if "name" in how:
                 metric = self._builder.build(*NAMES[how["name"]][1:])
             else:
                 is_video = how["set"] in VIDEOS and "video" in how
                 metric = self._reward(how["video" if is_video else "reward"], how)
-            check_columns(row, metric.columns, parts)
-            made = [score_set(part, metric) for part in parts]
+            check_columns(row, metric.columns, judgement_sets)
+            results = [score_set(judged, metric) for judged in judgement_sets]
         return {
-            part.name: {figure.name: figure.value for figure in figures}
-            for part, figures in zip(parts, made, strict=True)
+            judged.name: {figure.name: figure.value for figure in figures}
+            for judged, figures in zip(judgement_sets, results, strict=True)
         }
 
     @cache
@@ -188,7 +193,9 @@ class Measures:
         how = {"model": model, "kwargs": {"scale": "shifted"}}
         cosines = []
         for scored in score_rows(self._reward("specs", how), self._rows(data)):
-            cosines.append(Chain(*([2 * score - 1 for score in own] for own in scored)))
+            cosines.append(
+                Chain(*([2 * score - 1 for score in scores] for scores in scored))
+            )
         return released_specificity_rates(cosines)._asdict()
 
     @cache
@@ -203,5 +210,5 @@ class Measures:
         entry = data_sets()[data]
         path = str(self.data[data] / entry.get("path", ""))
         read = build_data(DataConfig(path=path, **entry["reader"]))
-        wanted = [entry["split"]] if entry["split"] else list(read)
-        return list(chain.from_iterable(read[split] for split in wanted))
+        splits = [entry["split"]] if entry["split"] else list(read)
+        return list(chain.from_iterable(read[split] for split in splits))

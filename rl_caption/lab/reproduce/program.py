@@ -97,8 +97,8 @@ def _reasons(cells: Sequence[Cell]) -> list[str]:
     for reason, rows in missing.items():
         names = []
         for name, columns in rows.items():
-            shown = f" ({', '.join(columns)})" if len(columns) < whole[name] else ""
-            names.append(name + shown)
+            suffix = f" ({', '.join(columns)})" if len(columns) < whole[name] else ""
+            names.append(name + suffix)
         lines.append(f"- {'; '.join(names)}: {reason}")
     return lines
 
@@ -143,6 +143,6 @@ def list_tables(paper: Paper) -> Iterator[str]:
         for cell in table.cells:
             cell.reason = measures.obstacle(cell)
         yield from _reasons(table.cells)
-        made = dict.fromkeys(cell.row for cell in table.cells if cell.reason is None)
-        if made:
-            yield f"- {'; '.join(made)}: from the data alone"
+        rows = dict.fromkeys(cell.row for cell in table.cells if cell.reason is None)
+        if rows:
+            yield f"- {'; '.join(rows)}: from the data alone"

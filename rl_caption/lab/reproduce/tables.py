@@ -116,11 +116,11 @@ def _table(
     paper: str, key: str, content: Any, table: Any, printed: Mapping[str, Sequence[str]]
 ) -> Table:
     # A table's own sources come before the paper's.
-    own, default = table.get("metrics", {}), table.get("default")
+    sources, default = table.get("metrics", {}), table.get("default")
     models = dict(content["models"])
     cells = []
     for row, texts in printed.items():
-        source = own.get(row) or default or content["metrics"].get(row)
+        source = sources.get(row) or default or content["metrics"].get(row)
         source = source or content.get("default", {})
         if source.get("model") == ROW:
             models[row] = source["how"]
@@ -187,16 +187,16 @@ def find_data(table: Table, folders: Sequence[str]) -> dict[str, Path]:
     places: dict[str, Path] = {}
     for text in folders:
         name, named, path = text.partition("=")
-        found = {name: Path(path)} if named else {}
+        matches = {name: Path(path)} if named else {}
         below = [] if named else [Path(text), *sorted(Path(text).iterdir())]
         for place, data in product(below, table.data):
             for files in data_sets()[data].get("files", ()):
                 if all((place / file).exists() for file in files):
-                    found.setdefault(data, place)
-        if not found.keys() & {*table.data}:
+                    matches.setdefault(data, place)
+        if not matches.keys() & {*table.data}:
             described = "; ".join(map(describe_data, table.data))
             raise ConfigError(
                 f"--data {text!r} has none of the data of the table: {described}"
             )
-        places = found | places
+        places = matches | places
     return places

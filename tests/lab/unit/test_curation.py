@@ -14,7 +14,7 @@ from rl_caption.config.schema import DataConfig
 from rl_caption.data.checks import check_data
 from rl_caption.data.rows import jsonl
 from rl_caption.lab.config import CurateConfig, Selection
-from rl_caption.lab.curate import MEASURES, curate, selected
+from rl_caption.lab.curate import MEASURES, curate, select_captions
 from rl_caption.monitoring.config import JudgeConfig
 from rl_caption.runtime.errors import ConfigError
 from tests.interruptions_for_tests import interrupted
@@ -176,7 +176,7 @@ def test_measures_by_hand(measure, caption, expected):
 def test_selection_by_hand():
     def chosen(scores, **step):
         table = DataFrame({"x": scores})
-        return list(selected(Selection(score="x", **step), table).index)
+        return list(select_captions(Selection(score="x", **step), table).index)
 
     scores = [1.0, 3, 3, 2]
     assert chosen(scores, top=1) == [1]

@@ -108,7 +108,7 @@ class JudgementSet(NamedTuple):
         return [row.rating for row in self.rows if row.rating is not None]
 
 
-def rated(
+def rated_row(
     image: str,
     caption: str,
     rating: Any,

@@ -61,9 +61,9 @@ def pascal50s(files: Files, seed: int = 0) -> list[JudgementSet]:
     """
     content = _mat(files, "pair_pascal.mat")
     written = []
-    for pair, kind in zip(content["new_input"], content["category"], strict=True):
+    for pair, category in zip(content["new_input"], content["category"], strict=True):
         name, *captions = list(pair.values())[:3]
-        written.append((name.strip(), KINDS[int(kind)], captions))
+        written.append((name.strip(), KINDS[int(category)], captions))
     folders = "JPEGImages", "VOC2010/JPEGImages", "VOC2012/JPEGImages", "images"
     return _consensus(files, "consensus_pascal.mat", 4000, written, seed, *folders)
 
@@ -98,20 +98,20 @@ def _consensus(
     files.check_count("pairs", len(triplets) // VOTES, published)
     rows: list[Judged] = []
     for number, (image, kind, captions) in enumerate(written):
-        own = triplets[VOTES * number :][:VOTES]
-        shown = {(row["B"].strip(), row["C"].strip()) for row in own}
-        (pair,) = shown
+        pair_triplets = triplets[VOTES * number :][:VOTES]
+        pairs = {(row["B"].strip(), row["C"].strip()) for row in pair_triplets}
+        (pair,) = pairs
         if not {caption.strip() for caption in captions} <= set(pair):
             raise ValueError(f"{captions} are not the captions {pair} of the votes")
         drawn = []
         for draw in range(DRAWS):
             generator = np.random.default_rng((seed, draw, number))
             order = generator.permutation(VOTES)[:REFERENCES]
-            drawn.append([own[index]["A"].strip() for index in order])
-        given = [row[key] for row in own for key in row if key not in "ABC"]
-        if not {*given} <= {1, -1}:
-            raise ValueError(f"votes for {pair} are {given}, not 1 or -1")
-        better = float(1 + np.sign(sum(given))) / 2
+            drawn.append([pair_triplets[index]["A"].strip() for index in order])
+        answers = [row[key] for row in pair_triplets for key in row if key not in "ABC"]
+        if not {*answers} <= {1, -1}:
+            raise ValueError(f"votes for {pair} are {answers}, not 1 or -1")
+        better = float(1 + np.sign(sum(answers))) / 2
         judged = Judged(
             image,
             pair,
@@ -216,15 +216,17 @@ def _with_other_captions(files: Files, rows: list[Judged]) -> list[Judged]:
     references = coco_references(files, name)
     if not references:
         return rows
-    found = []
+    extended_rows = []
     for row in rows:
-        own = references.get(coco_id(row.image_id), [])
-        first, *words = (re.findall(r"\w+", t.lower()) for t in (row.captions[0], *own))
-        others = [text for text, its in zip(own, words, strict=True) if its != first]
+        texts = references.get(coco_id(row.image_id), [])
+        first, *words = (
+            re.findall(r"\w+", t.lower()) for t in (row.captions[0], *texts)
+        )
+        others = [text for text, its in zip(texts, words, strict=True) if its != first]
         if not others:
             raise DataError(f"{name} has no other caption of {row.image_id!r:.80}")
-        found.append(row._replace(references=(others[:1], others)))
-    return found
+        extended_rows.append(row._replace(references=(others[:1], others)))
+    return extended_rows
 
 
 def sugarcrepe(files: Files) -> list[JudgementSet]:
@@ -274,8 +276,8 @@ def _by_file(files: Files, kinds: Collection[str], *captions: str) -> list[Judge
         groups = files.json(f"{kind}.json")
         files.check_count(f"groups in {kind}.json", len(groups), SUGARCREPE[kind])
         for row in groups.values() if isinstance(groups, dict) else groups:
-            own = [row[key] for key in captions]
-            rows.append(Judged(row["filename"], own, kind=kind))
+            texts = [row[key] for key in captions]
+            rows.append(Judged(row["filename"], texts, kind=kind))
     return files.with_images(rows, "val2017", "images")
 
 
@@ -301,7 +303,7 @@ def aro(files: Files, by_relation: bool = False) -> list[JudgementSet]:
     each relation and pair of attributes.
     """
     photos = files.image_folder("images", "VG_100K")
-    parts = []
+    judgement_sets = []
     for title, (published, fewest, reason) in ARO.items():
         pairs = []
         for row in files.json(f"visual_genome_{title}.json"):
@@ -320,7 +322,7 @@ def aro(files: Files, by_relation: bool = False) -> list[JudgementSet]:
             "the true caption scores higher than the false one; equal scores are wrong; mean over "
             f"{title}s"
         )
-        part = JudgementSet(
+        judged = JudgementSet(
             f"aro {title}",
             rows,
             convention,
@@ -328,8 +330,8 @@ def aro(files: Files, by_relation: bool = False) -> list[JudgementSet]:
             shown_kinds=by_relation,
             summary="kinds",
         )
-        parts.append(part)
-    return parts
+        judgement_sets.append(judged)
+    return judgement_sets
 
 
 _ARO_LEFT_OUT = """

@@ -20,7 +20,7 @@ from rl_caption.lab.meta_evaluation.sets.base import (
     captions_of,
     coco_id,
     coco_references,
-    rated,
+    rated_row,
 )
 
 FLICKR8K_TOKENS = "Flickr8k.token.txt"
@@ -72,8 +72,8 @@ def flickr8k_crowdflower(files: Files) -> list[JudgementSet]:
     Source as for ``flickr8k_expert``. The rating is the fraction of people who found
     that the caption fits, and judged captions are taken out of the references.
     """
-    made = "crowdflower_flickr8k.json"
-    rows = _flickr8k(files, "CrowdFlowerAnnotations.txt", made, raters=1)
+    json_name = "crowdflower_flickr8k.json"
+    rows = _flickr8k(files, "CrowdFlowerAnnotations.txt", json_name, raters=1)
     files.check_count("judgements", len(rows), 47_830)
     convention = (
         "the rating is the share of people who said yes; judged captions are not among the "
@@ -84,37 +84,33 @@ def flickr8k_crowdflower(files: Files) -> list[JudgementSet]:
     return [JudgementSet(files.name, rows, convention, published=["tau_b"])]
 
 
-def _flickr8k(files: Files, name: str, made: str, raters: int) -> list[Judged]:
+def _flickr8k(files: Files, name: str, json_name: str, raters: int) -> list[Judged]:
     """Judgements with all captions of their image."""
     rows = []
-    if files.require(name, made).name == made:
-        for item in files.json(made).values():
-            image, own = (
+    if files.require(name, json_name).name == json_name:
+        for item in files.json(json_name).values():
+            image, texts = (
                 Path(item["image_path"]).name,
                 captions_of(item["ground_truth"]),
             )
             for answer in item["human_judgement"]:
                 if not math.isnan(answer["rating"]):
                     rows.append(
-                        rated(
+                        rated_row(
                             image,
                             answer["caption"],
                             answer["rating"],
-                            own,
+                            texts,
                         )
                     )
         return files.with_images(rows, *FLICKR8K_IMAGES)
     captions, references = _token_file(files, FLICKR8K_TOKENS)
     files.check_count("captions", len(captions), 40_460)
-    for row in files.table(
-        name,
-        "\t",
-        ["image", "caption", "0", "1", "2"],
-    ):
+    for row in files.table(name, "\t", ["image", "caption", "0", "1", "2"]):
         image, caption = row["image"], captions[row["caption"]]
         for rater in range(raters):
             rows.append(
-                rated(
+                rated_row(
                     image,
                     caption,
                     row[str(rater)],
@@ -171,16 +167,16 @@ def composite(
     """
     skipped: Counter[str] = Counter()
     rows: list[Judged] = []
-    for part in COMPOSITE if photos == "all" else [photos]:
-        published, file, folders = COMPOSITE[part]
-        if part == "coco":
+    for subset in COMPOSITE if photos == "all" else [photos]:
+        published, file, folders = COMPOSITE[subset]
+        if subset == "coco":
             files.require(file)
             references = coco_references(files, file)
             references |= coco_references(files, "captions_train2014.json")
         else:
             references = _token_file(files, file)[1]
         names = set()
-        for row in files.table(f"{part}_{aspect}.csv", ";"):
+        for row in files.table(f"{subset}_{aspect}.csv", ";"):
             name = row["Input.image_url"].strip().rsplit("/", 1)[-1]
             if not name:
                 skipped["rows without an image"] += 1
@@ -188,7 +184,7 @@ def composite(
             names.add(name)
             in_coco = re.search(r"COCO_(\w+)_\d+\.\w+$", name)  # COCO_val2014_...
             folder = files.image_folder(*(in_coco.groups() if in_coco else folders))
-            own = references[coco_id(name) if part == "coco" else name]
+            texts = references[coco_id(name) if subset == "coco" else name]
             for column, caption in row.items():
                 number = column.removeprefix("Input.text")
                 if number == column or not caption.strip():
@@ -196,10 +192,10 @@ def composite(
                 rating = row.get(f"Answer.Q{number}Answer", "").strip()
                 if rating.isdigit():
                     photo = folder and folder / name
-                    rows.append(rated(name, caption, rating, own, photo))
+                    rows.append(rated_row(name, caption, rating, texts, photo))
                 else:
                     skipped["captions without a rating"] += 1
-        files.check_count(f"images of {part}", len(names), published)
+        files.check_count(f"images of {subset}", len(names), published)
     convention = "each rated caption is a judgement; judged captions are not among the references"
     name = "composite" if photos == "all" else f"composite {photos}"
     rows = _without_judged(rows)
@@ -227,19 +223,19 @@ def ratings(files: Files, within_images: bool = True) -> list[JudgementSet]:
     """
     path = files.folder
     if path.is_dir():
-        found = sorted(path.glob("*.jsonl"))
-        if len(found) != 1:
+        matches = sorted(path.glob("*.jsonl"))
+        if len(matches) != 1:
             raise DataError(
-                f"{str(path)!r} has {len(found)} .jsonl files: expected one"
+                f"{str(path)!r} has {len(matches)} .jsonl files: expected one"
             )
-        path = found[0]
+        path = matches[0]
     folder = files.images or path.parent
     rows = []
     for _, where, row in json_lines(path):
         with naming(where, READING, DataError):
             references = captions_of(row["references"]) if "references" in row else ()
             name, image = str(row.get("group", row["image"])), folder / row["image"]
-            judged = rated(
+            judged = rated_row(
                 name,
                 row["caption"],
                 row["rating"],
@@ -268,7 +264,7 @@ def icc_captions(
     table = files.table("caption_concreteness_annotations.csv")
     files.check_count("captions", len(table), 500)
     rows = [
-        rated(str(number), row["caption"], row["concreteness_annotation"])
+        rated_row(str(number), row["caption"], row["concreteness_annotation"])
         for number, row in enumerate(table[:first])
     ]
     scores = [float(row["icc_score"]) for row in table[:first]]
@@ -296,7 +292,7 @@ def icc_words(files: Files) -> list[JudgementSet]:
     files.check_count("words", len(table), 39_954)
     nouns = [row for row in table if row["Dom_Pos"] == "Noun"]
     rows = [
-        rated(str(number), row["Word"], row["Conc.M"])
+        rated_row(str(number), row["Word"], row["Conc.M"])
         for number, row in enumerate(nouns)
     ]
     return [

@@ -18,7 +18,7 @@ from rl_caption.lab.meta_evaluation.sets.base import (
     Judged,
     JudgementSet,
     captions_of,
-    rated,
+    rated_row,
 )
 
 RATERS = 3
@@ -72,37 +72,37 @@ def vatex_eval(
     files.check_count("captions", count, 18_000)
     texts = [captions_of(list(row)) for row in written]
     most = min(map(len, texts))
-    shown = most if references is None else references
-    if not 1 <= shown <= most:
+    num_references = most if references is None else references
+    if not 1 <= num_references <= most:
         raise DataError(
-            f"references is {shown}: expected 1 to {most}, the number of those in the files"
+            f"references is {num_references}: expected 1 to {most}, the number of those in the files"
         )
     folder = files.image_folder("videos", "images")
     names = list(map(str, ids))
     videos = {name: _frames(folder, name, num_frames) for name in names}
-    convention = f"ratings of one of {RATERS} people, over whom papers print the mean; {shown} references"
-    parts = []
+    convention = f"ratings of one of {RATERS} people, over whom papers print the mean; {num_references} references"
+    judgement_sets = []
     for number, person in enumerate(scores.reshape(RATERS, count), start=1):
         rows = []
-        for name, caption, rating, own in zip(
+        for name, caption, rating, video_references in zip(
             names, captions, person, texts, strict=True
         ):
             rows.append(
-                rated(
+                rated_row(
                     name,
                     caption,
                     rating,
-                    own[:shown],
+                    video_references[:num_references],
                     videos[name],
                 )
             )
         title = f"{files.name}, person {number}"
-        parts.append(
+        judgement_sets.append(
             JudgementSet(
                 title, rows, convention, published=["tau_b"], within_images=True
             )
         )
-    return parts
+    return judgement_sets
 
 
 def activitynet_foil(files: Files, num_frames: int = 10) -> list[JudgementSet]:

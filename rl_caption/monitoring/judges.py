@@ -76,7 +76,7 @@ def build_judges(
             built[name] = builder.build(judge.target or name, judge.kwargs)
         for term, used in terms.items():
             for one, other in product(leaf_rewards(built[name]), leaf_rewards(used)):
-                if (what := _shared(one, other)) is not None:
+                if (what := _dependence(one, other)) is not None:
                     raise ConfigError(
                         f"{key}.{name} ({one.signature}) and the reward's term "
                         f"{term!r} ({other.signature}) {what}: a judge must be "
@@ -85,7 +85,7 @@ def build_judges(
     return built
 
 
-def _shared(judge: Reward, used: Reward) -> str | None:
+def _dependence(judge: Reward, used: Reward) -> str | None:
     """Reason why a judge rises with a term of the reward; None if it is independent.
     Other arguments do not make a metric another measure.
     """

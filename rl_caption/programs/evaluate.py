@@ -219,9 +219,9 @@ def _evaluated_run(config: EvaluateConfig, run: Path, name: str) -> str:
             run,
         )
     out, model = str(Path(config.out, name)), str(run / "export" / "best")
-    own = {"data": data, "split": split, "out": out, "report": False, "model": model}
-    own |= {"compare": [], "predictions": None, "references": None}
-    evaluate_split(config.replace(**own))
+    fields = {"data": data, "split": split, "out": out, "report": False, "model": model}
+    fields |= {"compare": [], "predictions": None, "references": None}
+    evaluate_split(config.replace(**fields))
     return out
 
 
@@ -233,8 +233,8 @@ def _with_data_of_folders(config: EvaluateConfig) -> EvaluateConfig:
     from rl_caption.programs.report.read import received_data
 
     notes = [Path(path) / SETTINGS for path in config.compare]
-    found = [read_json(note, EvaluationError) for note in notes if note.is_file()]
-    named = [settings for settings in found if "data" in settings]
+    records = [read_json(note, EvaluationError) for note in notes if note.is_file()]
+    named = [settings for settings in records if "data" in settings]
     if len(named) < 2:
         return config
     first, second = (

@@ -48,12 +48,12 @@ def score_files(config: ScoreConfig) -> dict[str, Any]:
     written, references = list(texts), {}
     columns: dict[str, Any] = {}
     if config.references is not None:
-        known = read_references(config.references, config.split, by=texts.by)
-        texts = with_ids_of(texts, known, known.images, config.captions)
-        columns["references"] = references_for(texts, known, config.references)
+        corpus = read_references(config.references, config.split, by=texts.by)
+        texts = with_ids_of(texts, corpus, corpus.images, config.captions)
+        columns["references"] = references_for(texts, corpus, config.references)
         references = dict(zip(texts, columns["references"], strict=True))
-        if known.images:
-            columns["image"] = [known.images[image_id] for image_id in texts]
+        if corpus.images:
+            columns["image"] = [corpus.images[image_id] for image_id in texts]
     if config.images is not None:
         columns["image"] = find_images(config.images, written)
     columns["image_id"] = list(texts)

@@ -279,25 +279,25 @@ def scst_signature(
     base = "average" if options.advantage == "leave_one_out" else options.advantage
     base += _kwargs(options.advantage_kwargs)
     texts = (text for row in rows for text in row["references"])
-    parts = [
+    fields = [
         reward.signature + untested_texts(reward, texts),
         f"{base}[nspi{rollout.num_samples}{',beam' * rollout.beam_search}]",
     ]
     if options.objective != "reinforce":
-        parts.append(options.objective + _kwargs(options.objective_kwargs))
+        fields.append(options.objective + _kwargs(options.objective_kwargs))
     if getattr(objective, "needs_reference", False):
         start = str(config.model.init)
         weights = weights_hash(start)
         start = start if weights == start else weights[:8]
         kl = f"kl[{options.kl_coef:g},{start}]"
-        parts.append(kl if options.kl_coef > 0 else f"ref[{start}]")
+        fields.append(kl if options.kl_coef > 0 else f"ref[{start}]")
     schedules = {name: term.schedule for name, term in config.reward.terms.items()}
     schedules["rollout.temperature"] = rollout.temperature_schedule
     for name, points in schedules.items():
         if points:
             said = ",".join(f"{step}:{factor:g}" for step, factor in points)
-            parts.append(f"schedule[{name},{said}]")
-    return "+".join(parts)
+            fields.append(f"schedule[{name},{said}]")
+    return "+".join(fields)
 
 
 def _kwargs(kwargs: Mapping[str, Any]) -> str:

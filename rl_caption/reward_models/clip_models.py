@@ -289,7 +289,7 @@ def pretrained_dual(model: ClipModelConfig) -> PretrainedDual:
         ConfigError: an encoder cannot be loaded, ``kwargs`` do not fit ``DualConfig``,
             or an encoder has fewer blocks than ``train_blocks``.
     """
-    parts = {"image": model.image, "text": model.text}
+    towers = {"image": model.image, "text": model.text}
     with naming("model", (TypeError, ValueError)):
         if model.init is not None:
             dual = PretrainedDual.from_pretrained(model.init)
@@ -299,10 +299,10 @@ def pretrained_dual(model: ClipModelConfig) -> PretrainedDual:
             config = DualConfig(
                 image, text, model.image.kwargs, model.text.kwargs, **model.kwargs
             )
-            pretrained = [name for name, part in parts.items() if part.pretrained]
+            pretrained = [name for name, tower in towers.items() if tower.pretrained]
             dual = PretrainedDual(config, pretrained=pretrained)
     dual.requires_grad_(True)
-    for name, encoder in parts.items():
+    for name, encoder in towers.items():
         with naming(f"model.{name}.train_blocks is {encoder.train_blocks}"):
             open_blocks(getattr(dual, f"{name}_encoder"), encoder.train_blocks)
     return dual

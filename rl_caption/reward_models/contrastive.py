@@ -380,12 +380,12 @@ def caption_source(name: str, kwargs: Mapping[str, Any], rows: Sequence[Row]) ->
     cannot = naming(f"{what} cannot be made", (TypeError, ValueError))
     with cannot, errors_of_user_code(what):
         source = target(**kwargs)
-    made = partial(_checked_negatives, source, what) if ":" in name else source
+    checked = partial(_checked_negatives, source, what) if ":" in name else source
     generator = np.random.default_rng(0)
     # Fails where the column is absent, or the data have no scenes.
     for row in rows if name == "data" else rows[:1]:
-        made(row, row["references"][0], generator)
-    return made
+        checked(row, row["references"][0], generator)
+    return checked
 
 
 def _checked_negatives(

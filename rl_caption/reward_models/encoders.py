@@ -111,7 +111,7 @@ def trained_clip(
 
 def is_frozen(module: nn.Module) -> bool:
     """Whether the module has parameters, and none is trained."""
-    return {own.requires_grad for own in module.parameters()} == {False}
+    return {parameter.requires_grad for parameter in module.parameters()} == {False}
 
 
 def random_clip(name: str | None, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -262,7 +262,9 @@ def train_only(
         return
     for tower, names in _PROJECTIONS.items():
         projections = [
-            own for name, own in clip.named_parameters() if name.startswith(names)
+            projection
+            for name, projection in clip.named_parameters()
+            if name.startswith(names)
         ]
         if not projections:
             raise ConfigError(

@@ -73,12 +73,14 @@ class EmbeddingTask:
             for batch in batches:
                 rows = slice(start, start + len(batch.rows))
                 start += len(batch.rows)
-                own = {
+                batch_gradients = {
                     name: value[rows] if value.ndim else value
                     for name, value in gradients.items()
                 }
                 weight = 1 / len(batches)
-                passes.append(partial(self._second_pass, batch, own, weight))
+                passes.append(
+                    partial(self._second_pass, batch, batch_gradients, weight)
+                )
         backward_all(self.accelerator, self.model, passes)
         yield log
 

@@ -140,9 +140,9 @@ class Teacher:
             cache_bytes -= needed
             table = torch.empty(len(items), self.width)
             for start in range(0, len(items), PART):
-                part = items[start : start + PART]
+                chunk = items[start : start + PART]
                 table[start : start + PART] = embed_distributed(
-                    self.accelerator, part, partial(self.embed, tower)
+                    self.accelerator, chunk, partial(self.embed, tower)
                 )
             self._tables[tower] = {key: row for row, key in enumerate(keys)}, table
 

@@ -62,8 +62,8 @@ def validation_loss(
         outputs = []
         targets = []
         for first in range(start, start + size, validator.batch_size):
-            part = rows[first : min(first + validator.batch_size, start + size)]
-            batch = collate([(row, DRAWN_AT) for row in part]).to(device)
+            chunk = rows[first : min(first + validator.batch_size, start + size)]
+            batch = collate([(row, DRAWN_AT) for row in chunk]).to(device)
             embedded = validator.network(batch.inputs)
             outputs.append({name: value.float() for name, value in embedded.items()})
             targets.append(batch.targets)
@@ -220,11 +220,11 @@ class EmbeddingValidator:
         """The network's embeddings of rows or captions [N, D], in batches."""
         embedded = []
         for start in range(0, len(items), self.batch_size):
-            part = items[start : start + self.batch_size]
+            chunk = items[start : start + self.batch_size]
             if tower == "image":
-                batch = torch.stack([self.pixels.of(row) for row in part])
+                batch = torch.stack([self.pixels.of(row) for row in chunk])
             else:
-                batch = self.tokens(part)
+                batch = self.tokens(chunk)
             inputs = {tower: batch.to(self.accelerator.device)}
             embedded.append(self.network(inputs)[tower].float())
         return torch.cat(embedded)

@@ -121,7 +121,7 @@ def train_runs(
     say(f"{len(runs)} runs: {complete} complete, {len(runs) - complete} to train")
     # What is measured here shares the cores with the trainings.
     torch.set_num_threads(cpu_threads(num_parallel + 1))
-    found: dict[str, Result] = {}
+    results: dict[str, Result] = {}
     failures = []
     for run, code in ended_runs(runs, num_parallel):
         if not is_complete(run.folder):
@@ -131,11 +131,11 @@ def train_runs(
             )
             continue
         try:
-            found[run.name] = Result(run.label, run.seed, measure(run))
-            say(f"[{len(found)}/{len(runs)}] {run.name}")
+            results[run.name] = Result(run.label, run.seed, measure(run))
+            say(f"[{len(results)}/{len(runs)}] {run.name}")
         except EXPECTED as error:
             failures.append(f"{run.name} is trained but could not be judged: {error}")
-    return [found[run.name] for run in runs if run.name in found], failures
+    return [results[run.name] for run in runs if run.name in results], failures
 
 
 def ended_runs(runs: Sequence[Run], num_parallel: int) -> Iterator[tuple[Run, int]]:
@@ -232,8 +232,8 @@ def write_tables(
         seeds = [result.figures for result in results if result.label == label]
         line = [label, str(len(seeds))]
         for key in keys:
-            found = [figures.get(key) for figures in seeds]
-            values = [value for value in found if value is not None]
+            entries = [figures.get(key) for figures in seeds]
+            values = [value for value in entries if value is not None]
             text = LEFT_OUT
             if values:
                 text = format_value(statistics.fmean(values), column_of(key))

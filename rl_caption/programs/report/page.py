@@ -72,10 +72,10 @@ def make_page(
     """
     comparison, differences = paths[0] / COMPARISON, []
     if comparison.is_file():
-        found = read_json(comparison, ReportError)
-        names = found["systems"]
+        content = read_json(comparison, ReportError)
+        names = content["systems"]
         paths = [paths[0] / folder_of(name) for name in names]
-        differences = difference_rows(found["differences"])
+        differences = difference_rows(content["differences"])
     elif len(paths) == 1 and (paths[0] / "config.yaml").is_file():
         return run_page(read_run(paths[0]), rows, images)
     else:
@@ -145,10 +145,10 @@ def charts(run: RunFolder) -> list[Markup]:
             axes.set_title(title, loc="left")
             for key in keys:
                 steps, values = zip(*run.series(key), strict=True)
-                shown = [factor_of(key) * value for value in values]
-                has_dots = key.startswith("val/") or len(shown) < 3
-                label = f"{key} {shown[-1]:.4g}"
-                axes.plot(steps, shown, "o-" if has_dots else "-", label=label)
+                scaled = [factor_of(key) * value for value in values]
+                has_dots = key.startswith("val/") or len(scaled) < 3
+                label = f"{key} {scaled[-1]:.4g}"
+                axes.plot(steps, scaled, "o-" if has_dots else "-", label=label)
             for step in run.alarms:
                 axes.axvline(step, color="red", linestyle="--")
             if run.best_step is not None:
@@ -193,8 +193,8 @@ def gallery(
         captions = []
         for name, texts in systems.items():
             score = scores.get(name, {}).get(image_id)
-            own = {} if score is None else {CIDER: score}
-            captions.append((name, texts.get(image_id), own))
+            caption_scores = {} if score is None else {CIDER: score}
+            captions.append((name, texts.get(image_id), caption_scores))
         card = {"id": image_id, "image": _picture(row), "captions": captions}
         cards.append(card | {"references": row.get("references", [])})
     return {"cards": cards, "note": f"{len(cards):,} images. {note}"}
@@ -223,10 +223,10 @@ def reference_scores(
     for system, captions in systems.items():
         ids = [image_id for image_id in captions if image_id in references]
         texts = [captions[image_id] for image_id in ids]
-        own = [references[image_id] for image_id in ids]
-        values = judges["cider"](None, texts, references=own)
-        shown = [factor_of("cider") * value for value in values]
-        scores[system] = dict(zip(ids, shown, strict=True))
+        reference_lists = [references[image_id] for image_id in ids]
+        values = judges["cider"](None, texts, references=reference_lists)
+        scaled = [factor_of("cider") * value for value in values]
+        scores[system] = dict(zip(ids, scaled, strict=True))
     return scores
 
 
@@ -238,7 +238,9 @@ def select_images(systems: Captions, scores: Scores, limit: int) -> list[str]:
 
     def change(image_id: str) -> float:
         """Difference of the largest and the smallest score of an image's captions."""
-        values = [own[image_id] for own in scores.values() if image_id in own]
+        values = [
+            by_image[image_id] for by_image in scores.values() if image_id in by_image
+        ]
         return max(values, default=0) - min(values, default=0)
 
     count = min(limit, len(ids))

@@ -92,8 +92,8 @@ def make_app(config: ServeConfig, reward: MixedReward) -> FastAPI:
 def refusal_by_headers(headers: Headers, method: str, max_mb: float) -> Response | None:
     """Answer to a request with a wrong token or a too large body; None for others."""
     token = os.environ.get(TOKEN_VARIABLE)
-    given = headers.get("authorization", "").encode()
-    if token and not secrets.compare_digest(given, f"Bearer {token}".encode()):
+    header = headers.get("authorization", "").encode()
+    if token and not secrets.compare_digest(header, f"Bearer {token}".encode()):
         return refusal(401, "expected the header Authorization: Bearer TOKEN")
     size = headers.get("content-length", "0" if method == "GET" else "")
     if not size.isdecimal():

@@ -38,8 +38,8 @@ def scores_rows_alone(reward: MixedReward) -> bool:
         f"{type(term).__module__}:{type(term).__name__}"
         for term in leaf_rewards(reward)
     }
-    known = {target for name, target in REWARDS.items() if name not in RELATIVE}
-    return reward.normalize == "none" and targets <= known
+    independent = {target for name, target in REWARDS.items() if name not in RELATIVE}
+    return reward.normalize == "none" and targets <= independent
 
 
 class BatchingScorer:

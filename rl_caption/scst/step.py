@@ -123,8 +123,8 @@ class SelfCriticalTask:
             advantages = step_advantages(self.advantage, scores, self.accelerator)
             device = self.accelerator.device
             micros = [
-                MicroBatch(batch, states, rollout, *send_to_device(found, device))
-                for batch, states, rollout, *found in zip(
+                MicroBatch(batch, states, rollout, *send_to_device(tensors, device))
+                for batch, states, rollout, *tensors in zip(
                     batches, encoded, rollouts, scores, advantages, strict=True
                 )
             ]

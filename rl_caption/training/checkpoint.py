@@ -417,7 +417,7 @@ def find_checkpoint(settings: Mapping[str, Any]) -> Path | None:
     return newest
 
 
-def computed(settings: Mapping[str, Any]) -> dict[str, Any]:
+def computed_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a configuration that may change what is computed, by ``section.key``."""
     return {
         key: value
@@ -427,10 +427,10 @@ def computed(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Differences between the ``computed`` values of two configurations, as ``key: old
-    -> new``.
+    """Differences between the ``computed_settings`` of two configurations, as ``key:
+    old -> new``.
     """
-    old, new = computed(old), computed(new)
+    old, new = computed_settings(old), computed_settings(new)
     return [
         f"{key}: {old.get(key)!r} -> {new.get(key)!r}"
         for key in sorted(old.keys() | new.keys())

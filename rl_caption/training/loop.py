@@ -61,13 +61,13 @@ def train(
         run.check_weights()
         started = time.perf_counter()
         with gathered_parameters(run.accelerator, run.model):
-            found = validate(state.global_step, logged)
-        if run.is_best(found.metrics[metric]):
+            validation = validate(state.global_step, logged)
+        if run.is_best(validation.metrics[metric]):
             run.export(export, "best")
-        state.stopped = found.stop
+        state.stopped = validation.stop
         seconds = {"val/seconds": time.perf_counter() - started}
-        run.log(found.metrics | seconds)
-        for message in (best_so_far(run), *found.messages):
+        run.log(validation.metrics | seconds)
+        for message in (best_so_far(run), *validation.messages):
             run.say(message)
 
     with run.loader(collate) as steps, stop_requests() as stop_requested:

@@ -52,7 +52,7 @@ from rl_caption.training.checkpoint import (
     SUMMARY,
     CheckpointError,
     append_line,
-    computed,
+    computed_settings,
     drop_after,
     find_checkpoint,
     hash_of,
@@ -158,7 +158,7 @@ class Run:
             signature=signature,
             vocabulary=f"{hash_text(tokens):016x}",
             data=fingerprint(splits),
-            configuration=computed(self.settings),
+            configuration=computed_settings(self.settings),
             notes={} if notes is None else notes,
         )
         groups = parameter_groups(network, self.train.weight_decay, decays)

@@ -146,7 +146,7 @@ def validate_captions(
         return Validation(metrics)
     # The main process's verdict, or its RewardError, is broadcast, so that scores that differ in a
     # last bit cannot divide the processes.
-    found: Any = None
+    verdict: Any = None
     if accelerator.is_main_process:
         finished = [candidates[0].finished for candidates in decoded.values()]
         policy = {
@@ -156,12 +156,12 @@ def validate_captions(
         }
         texts = list(captions.values())
         try:
-            found, judged = monitor.inspect(step, rows, texts, finished, policy)
+            verdict, judged = monitor.inspect(step, rows, texts, finished, policy)
             judges = {"image_id": list(captions), "judges": dict(judged.judges)}
             write_json(folder / "judges.json", judges)
         except RewardError as error:
-            found = error
-    (found,) = broadcast_object_list([found])
-    if isinstance(found, RewardError):
-        raise found
-    return replace(found, metrics=metrics | found.metrics)
+            verdict = error
+    (verdict,) = broadcast_object_list([verdict])
+    if isinstance(verdict, RewardError):
+        raise verdict
+    return replace(verdict, metrics=metrics | verdict.metrics)

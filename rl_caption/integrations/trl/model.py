@@ -147,8 +147,8 @@ def check_vllm_prompt(captioner: HuggingFaceCaptioner, row: Row) -> None:
         messages, add_generation_prompt=True, tokenize=False
     )
     expected = captioner.tokenizer(text, add_special_tokens=False)["input_ids"]
-    found = collapse_runs(ids, captioner.policy.config.image_token_id)
-    if found[-len(expected) :] != expected:
+    collapsed_ids = collapse_runs(ids, captioner.policy.config.image_token_id)
+    if collapsed_ids[-len(expected) :] != expected:
         raise ConfigError(
             f"trl.use_vllm: the prompts of a {captioner.family.name!r} have more than "
             "one kind of token for an image, which vLLM would expand again; leave it "
@@ -166,12 +166,12 @@ def vllm_in_float32() -> Iterator[None]:
     if not hasattr(vllm_generation, "LLM"):
         yield  # TRL says itself that vLLM is not installed
         return
-    made = vllm_generation.LLM
-    vllm_generation.LLM = partial(made, dtype="float32")
+    llm_class = vllm_generation.LLM
+    vllm_generation.LLM = partial(llm_class, dtype="float32")
     try:
         yield
     finally:
-        vllm_generation.LLM = made
+        vllm_generation.LLM = llm_class
 
 
 def prompt_once(trainer: Any, image_token: int) -> None:
@@ -182,9 +182,9 @@ def prompt_once(trainer: Any, image_token: int) -> None:
     """
     generate = trainer.vllm_generation.generate
 
-    def collapsed(prompts: Any, images: Any, **options: Any) -> Any:
+    def generate_collapsed(prompts: Any, images: Any, **options: Any) -> Any:
         """TRL's ``generate`` with collapsed prompts."""
         prompts = [collapse_runs(ids, image_token) for ids in prompts]
         return generate(prompts=prompts, images=images, **options)
 
-    trainer.vllm_generation.generate = collapsed
+    trainer.vllm_generation.generate = generate_collapsed

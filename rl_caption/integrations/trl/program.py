@@ -55,7 +55,7 @@ from rl_caption.training.checkpoint import (
     CheckpointError,
     append_line,
     changed_settings,
-    computed,
+    computed_settings,
     drop_after,
     new_folder,
     write_run_files,
@@ -84,7 +84,7 @@ def trl_arguments(config: GrpoVlmConfig) -> Any:
     """
     from trl import GRPOConfig, RLOOConfig
 
-    given = config.trl
+    user_arguments = config.trl
     ours = {
         "output_dir": str(Path(config.run.dir) / "checkpoints"),
         "reward_weights": [term.weight for term in config.reward.terms.values()],
@@ -100,12 +100,12 @@ def trl_arguments(config: GrpoVlmConfig) -> Any:
         "report_to": "none",
         "disable_tqdm": not sys.stderr.isatty(),
     }
-    if not {"bf16", "fp16"} & given.keys():
+    if not {"bf16", "fp16"} & user_arguments.keys():
         precision = training_precision("auto")
         defaults["bf16"], defaults["fp16"] = precision == "bf16", precision == "fp16"
     trl_class: Any = GRPOConfig if config.trainer == "grpo" else RLOOConfig
     with config_errors("TRL refuses trl"):
-        arguments = trl_class(**defaults | given | ours)
+        arguments = trl_class(**defaults | user_arguments | ours)
     if arguments.n_gpu > 1:  # Transformers would choose DataParallel, which TRL refuses
         arguments._n_gpu = 1
     return arguments
@@ -187,7 +187,7 @@ def fine_tune(config: GrpoVlmConfig) -> str:
             texts = references_of(rows)
             reward = build_reward(config.reward, texts, folder, config.data.tokenizer)
         # Must be the same when the run is resumed. Values as in JSON.
-        inputs = computed(config.model_dump(mode="json"))
+        inputs = computed_settings(config.model_dump(mode="json"))
         inputs["reward"] = reward.signature
         inputs["weights"] = weights_hash(str(config.model.init))
         for name, value in fingerprint({"train": rows}).items():

@@ -21,7 +21,7 @@ from rl_caption.training.checkpoint import (
     CheckpointError,
     changed_keys,
     clear_leftovers,
-    computed,
+    computed_settings,
     find_checkpoint,
     hash_of,
     load_moments,
@@ -206,7 +206,9 @@ def config_of(folder, resume="auto", **changes):
 def checkpoint(folder, step):
     path = folder / "checkpoints" / f"step-{step:08d}"
     path.mkdir(parents=True)
-    state = TrainState(global_step=step, configuration=computed(config_of(folder)))
+    state = TrainState(
+        global_step=step, configuration=computed_settings(config_of(folder))
+    )
     write_json(path / "trainer_state.json", asdict(state))
     seal(path)
     return path

@@ -56,6 +56,12 @@ class Failing:
         raise RewardError("no score today")
 
 
+class Asking(Failing):
+    """A reward of a column that rows of photos lack."""
+
+    columns = frozenset({"questions"})
+
+
 def predictions(captions=CAPTIONS, key="image_id"):
     return [{key: image_id, "caption": text} for image_id, text in captions.items()]
 
@@ -239,6 +245,11 @@ MISTAKES = [
         EvaluationError,
         r"1 of 1.*\['image-0.png'\]",
     ),
+    (
+        MODEL | {"judges": {"qa": JudgeConfig(target=f"{__name__}:Asking")}},
+        EvaluationError,
+        r"^judges\.qa.*\['questions'\]",
+    ),
     ({"tokenizer": "java", "metrics": "cider"}, EvaluationError, "tokenizer 'java'"),
     ({"metrics": "cider,blue"}, EvaluationError, r"\['blue'\]"),
 ]
@@ -254,7 +265,7 @@ MISTAKES = [
     ],
 )
 def test_captions_and_references_come_from_one_place(sources):
-    with pytest.raises(ValueError, match=r"expected a captioner|those of data"):
+    with pytest.raises(ValueError, match=r"expected a captioner|references are set"):
         EvaluateConfig(**sources)
 
 

@@ -202,8 +202,10 @@ def test_validation_cider_equals_the_toolkit_and_counts_documents_of_all_referen
     assert found == pytest.approx(fmean(CIDER), rel=1e-12)
     found = validation_cider({key: CAPTIONS[key] for key in "12"}, REFERENCES)
     assert found == pytest.approx(fmean(CIDER[:2]), rel=1e-12)
-    with pytest.raises(EvaluationError, match="2 images"):
-        validation_cider({"1": "a dog"}, {"1": ["a dog"]})
+    wrong = {"2 images": ({"1": "a dog"}, {"1": ["a dog"]}), "0 of 0": ({}, REFERENCES)}
+    for message, given in wrong.items():
+        with pytest.raises(EvaluationError, match=message):
+            validation_cider(*given)
 
 
 def test_signs_of_bad_captions_are_counted_on_python_tokens():

@@ -145,7 +145,9 @@ class _Check:
             self.alone = [policy.family.own_inputs(policy, **row) for row in self.alone]
         with naming(f"generate of this {name!r} fails", (Exception,), CaptionerError):
             alone = [
-                self._forced(row, [ids]) for row in self.alone for ids in self.captions
+                self._score_by_pass(row, [ids])
+                for row in self.alone
+                for ids in self.captions
             ]
         logits = torch.cat(alone).unflatten(0, self.ids.shape[:2])
         self.expected = logits.float().log_softmax(-1)  # [B, K, T, V]
@@ -162,7 +164,7 @@ class _Check:
             self.policy.mode = mode
             try:
                 sampled = self._together() if mode.prefix == "none" else self._decode()
-                scored, encoded = self._scored()
+                scored, encoded = self._score_batch()
                 difference = self._difference(scored, sampled)
             except Exception as error:  # noqa: BLE001 - whatever a model raises
                 problem = error
@@ -198,10 +200,12 @@ class _Check:
 
     def _together(self, **how: Any) -> Tensor:
         """Logits of ``generate`` where the captions of an image are a batch."""
-        rows = [self._forced(row, self.captions, **how) for row in self.alone]
+        rows = [self._score_by_pass(row, self.captions, **how) for row in self.alone]
         return torch.stack(rows)
 
-    def _forced(self, row: Inputs, captions: Sequence[list[int]], **how: Any) -> Tensor:
+    def _score_by_pass(
+        self, row: Inputs, captions: Sequence[list[int]], **how: Any
+    ) -> Tensor:
         """Logits [K, T, V] that ``generate`` draws the captions from."""
         calls = itertools.count()
 
@@ -222,7 +226,7 @@ class _Check:
         )
         return torch.stack(output.logits, 1)
 
-    def _scored(self) -> tuple[Tensor, Inputs]:
+    def _score_batch(self) -> tuple[Tensor, Inputs]:
         """Logits by teacher forcing, and the encoded images if the policy takes them.
         Each row is encoded alone, as with a frozen vision tower.
         """

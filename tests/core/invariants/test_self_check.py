@@ -72,7 +72,7 @@ def test_what_no_way_computes_is_refused_with_its_number(folders, monkeypatch):
     planted(
         monkeypatch,
         self_check._Check,
-        "_forced",
+        "_score_by_pass",
         lambda result: result * 1.1,
     )
     with pytest.raises(CaptionerError, match=r"llava.*differ by up to \d.*nats"):
@@ -120,7 +120,7 @@ def test_windows_far_longer_than_the_captions_of_the_check_are_crossed(
     original = modeling_gemma3.sliding_window_overlay
 
     def forgetful(window: int) -> Any:
-        scores = any(frame.function == "_scored" for frame in inspect.stack())
+        scores = any(frame.function == "_score_batch" for frame in inspect.stack())
         return original(400 if scores else window)
 
     monkeypatch.setattr(modeling_gemma3, "sliding_window_overlay", forgetful)

@@ -203,9 +203,9 @@ def test_validation_cider_equals_the_toolkit_and_counts_documents_of_all_referen
     found = validation_cider({key: CAPTIONS[key] for key in "12"}, REFERENCES)
     assert found == pytest.approx(fmean(CIDER[:2]), rel=1e-12)
     wrong = {"2 images": ({"1": "a dog"}, {"1": ["a dog"]}), "0 of 0": ({}, REFERENCES)}
-    for message, given in wrong.items():
+    for message, both in wrong.items():
         with pytest.raises(EvaluationError, match=message):
-            validation_cider(*given)
+            validation_cider(*both)
 
 
 def test_signs_of_bad_captions_are_counted_on_python_tokens():

@@ -75,9 +75,7 @@ class NewModelConfig(ModelConfig):
 
 
 class SavedModelConfig(ModelConfig):
-    """A saved or pretrained captioner; options that ``ModelConfig`` lacks are for
-    models of Transformers only.
-    """
+    """A saved or pretrained captioner; most options are for models of Transformers."""
 
     prompt: str | list[dict] | None = None
     """Text that every caption continues, such as ``a photography of``; it is neither

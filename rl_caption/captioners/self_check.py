@@ -145,7 +145,7 @@ class _Check:
             self.alone = [policy.family.own_inputs(policy, **row) for row in self.alone]
         with naming(f"generate of this {name!r} fails", (Exception,), CaptionerError):
             alone = [
-                self._score_by_pass(row, [ids])
+                self._force_captions(row, [ids])
                 for row in self.alone
                 for ids in self.captions
             ]
@@ -200,10 +200,10 @@ class _Check:
 
     def _together(self, **how: Any) -> Tensor:
         """Logits of ``generate`` where the captions of an image are a batch."""
-        rows = [self._score_by_pass(row, self.captions, **how) for row in self.alone]
+        rows = [self._force_captions(row, self.captions, **how) for row in self.alone]
         return torch.stack(rows)
 
-    def _score_by_pass(
+    def _force_captions(
         self, row: Inputs, captions: Sequence[list[int]], **how: Any
     ) -> Tensor:
         """Logits [K, T, V] that ``generate`` draws the captions from."""

@@ -72,7 +72,7 @@ def test_what_no_way_computes_is_refused_with_its_number(folders, monkeypatch):
     planted(
         monkeypatch,
         self_check._Check,
-        "_score_by_pass",
+        "_force_captions",
         lambda result: result * 1.1,
     )
     with pytest.raises(CaptionerError, match=r"llava.*differ by up to \d.*nats"):

@@ -226,6 +226,7 @@ def test_a_judge_is_a_metric_with_its_range_and_signature(folder):
     low, high = written["intervals"]["judge/L-CLIPS"]
     assert min(alone) - 1e-6 <= low <= mean <= high <= max(alone) + 1e-6
     assert f"| captions | 3 | {mean:.4f} [" in table
+    assert "intervals: 95 %" in table
 
 
 def refuse(*_, **__):

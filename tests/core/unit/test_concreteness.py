@@ -72,7 +72,7 @@ def test_mean_concreteness_of_words(tmp_path):
     assert reward(None, captions) == pytest.approx(expected)
     assert reward.bounds == (1.0, 5.0)
     path = tmp_path / RATINGS
-    path.write_text(path.read_text().replace("\ndog\t", "\nDog\t"))
+    path.write_text(path.read_text().replace("\ndog\t", '\n"day\t0\t1\nDog\t'))
     reward = build(WORDS, ratings=str(path))
     assert reward(None, ["a dog", "A DOG"]) == [4.85, 4.85]
 

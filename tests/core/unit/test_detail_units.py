@@ -167,10 +167,11 @@ def test_grammar_and_rules_against_cutting_too_finely(units):
 
 def test_sentences_end_at_full_stops_and_not_at_others():
     sentences = [
-        "It is 3.5 m tall, by Mr. Smith of the U.S. Navy at 5 p.m. on No. 5 St. James.",
+        "Look!",
+        " It is 3.5 m tall, by Mr. Smith of the U.S. Navy at 5 p.m. on No. 5 St. James.",
         " The dog runs...",
     ]
-    sentences += [" A cat?", " No!"]
+    sentences += [" A cat?", " He says no.", " Dogs run!"]
     text = "".join(sentences)
     # Whatever the tags, units end at the end of a sentence; without phrases, they end nowhere else.
     assert detail_units(text, GivenTags()) == sentences

@@ -27,16 +27,12 @@ def import_error() -> str:
 
 
 def mend() -> str:
-    """Install the hook where its fault is found, and take it out again if it does not
-    help; returns why torchvision does not load now.
-    """
+    """Install the hook where its fault is found; return why torchvision does not load now."""
     error = import_error()
     if FAULT in error:
         HOOK.write_bytes(Path(__file__).with_name("torchvision_hook.py").read_bytes())
         LOADER.write_text(f"import {HOOK.stem}\n")
-        if error := import_error():
-            LOADER.unlink()
-            HOOK.unlink()
+        error = import_error()
     return "" if "No module named 'torchvision'" in error else error
 
 

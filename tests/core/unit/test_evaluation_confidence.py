@@ -77,6 +77,8 @@ def test_equal_systems_do_not_differ_in_any_order_of_images():
         assert found["difference"] == 0.0
         assert found["interval"] == (0.0, 0.0)
         assert found["p"] == 1.0
+    without_bleu = evaluated(CAPTIONS, "rouge")
+    assert list(compare(one, without_bleu, 10)) == ["ROUGE-L"]
 
 
 @pytest.mark.parametrize("words", [99, 3], ids=["whole", "shorter than references"])

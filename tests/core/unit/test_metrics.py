@@ -105,6 +105,7 @@ def logged(tmp_path_factory):
     return {key for run in folders for line in lines(run) for key in line}
 
 
+@pytest.mark.slow
 def test_the_page_defines_exactly_what_is_logged(logged):
     named = {
         "reward/cider": "reward/<term>",

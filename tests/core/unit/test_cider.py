@@ -143,7 +143,6 @@ REPEATED = [
             REPEATED,
         ),
     ],
-    ids=["many words", "no frequencies", "words that repeat"],
 )
 def test_odd_corpora_have_the_toolkits_scores(df, candidates, references):
     expected = toolkit_scores(candidates, references, df)
@@ -230,7 +229,6 @@ def test_a_score_that_is_rounded_above_the_bound_is_the_bound():
         ([["a"], ["b"]], [[["a"]], []], 4),
         ([["a"]], [[["a"]]], 5),
     ],
-    ids=["no references", "longer than counted"],
 )
 def test_candidates_that_cannot_be_scored_are_refused(candidates, references, n):
     with pytest.raises(ValueError, match=r"candidate|n = 5"):

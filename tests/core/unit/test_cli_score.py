@@ -261,6 +261,7 @@ def test_eos_and_document_frequencies_by_request(files, tmp_path):
         ({"reward": "cidr"}, "'cidr'.*cider"),
         ({"references": None}, "--references"),
         ({"kwargs": {"sigma": 0}}, "sigma is 0"),
+        ({"kwargs": {"n": 0}}, "n is 0"),
         ({"df": "absent.npz"}, "absent.npz"),
     ],
 )

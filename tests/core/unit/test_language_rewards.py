@@ -217,7 +217,6 @@ def test_a_local_model_does_not_think_unless_it_is_told_to(tmp_path):
         ("a circle", "nowhere.png"),
         ("a \ud800", noise_image(0)),
     ],
-    ids=["long", "missing", "surrogate"],
 )
 def test_what_a_vision_language_model_cannot_read_is_named_with_its_row(
     vision_model, caption, image

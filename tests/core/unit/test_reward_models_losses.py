@@ -133,6 +133,7 @@ def test_false_negatives_are_left_out_of_the_softmax():
     [
         ("text", {}, 1 / 2, 1 / 2, 0.0),
         ("dual", {}, 1 / 6, 1 / 6, 1 / 30),
+        ("dual", {"regulator_reduction": "sum"}, 1 / 6, 1 / 6, 1 / 30),
         (
             "dual",
             {"l1": 0.0, "cosine": 2.0, "regulator": 0.0, "contrastive": 0.7},
@@ -161,7 +162,8 @@ def test_distillation_weighs_its_terms_as_the_released_code_or_as_asked(
         weighted += [l1 * terms[f"l1_{tower}"], angle * terms[f"cosine_{tower}"]]
     if regulator:
         embeddings = [*student.values(), *teacher.values()]
-        terms["regulator"] = similarity_regulator(*embeddings)
+        reduction = weights.get("regulator_reduction", "mean")
+        terms["regulator"] = similarity_regulator(*embeddings, reduction)
         weighted.append(regulator * terms["regulator"])
     if "contrastive" in weights:
         terms["contrastive"] = info_nce(*student.values(), 100.0)

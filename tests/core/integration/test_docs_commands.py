@@ -132,7 +132,7 @@ def run_python(words: list[str], root: Path) -> None:
         patched.setattr(sys, "argv", [str(program), *arguments])
         patched.setattr(sys, "path", list(sys.path))
         patched.setattr(shipped, "FOLDER", root / "configs")
-        patched.setattr(grid, "trained", train_here)
+        patched.setattr(grid, "ended_runs", train_here)
         patched.setattr(subprocess, "run", partial(run_here, subprocess.run))
         patched.setattr(
             shutil,

@@ -1,5 +1,5 @@
-"""On a GPU, in float32: the captions, rewards and losses of a CPU, also with a replayed
-decode, under DDP and ZeRO-2.
+"""On a GPU, in float32: the captions, rewards and losses of a CPU, in one process, under
+DDP and ZeRO-2.
 
 ``RL_CAPTION_REHEARSE_GPU=1`` runs everything on the CPU, to see before a GPU is there
 that the commands are right.

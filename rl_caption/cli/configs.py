@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from rl_caption.cli.configuration import command_of, read_file
 from rl_caption.config.shipped import find_config, shipped_configs
-from rl_caption.runtime.errors import UsageError
 
 
 def main(words: Sequence[str]) -> int:
@@ -13,10 +12,6 @@ def main(words: Sequence[str]) -> int:
     if len(words) == 2 and words[0] == "show":
         print(find_config(words[1]).read_text(encoding="utf-8"), end="")
         return 0
-    if words and words != ["list"]:
-        raise UsageError(
-            "expected rl-caption configs list, or rl-caption configs show NAME"
-        )
     for name, file in shipped_configs().items():
         text = file.read_text(encoding="utf-8").removeprefix("# ")
         about, *_ = re.split(r"\.\s", text.replace("\n# ", " "), maxsplit=1)

@@ -98,7 +98,6 @@ def test_an_option_that_it_does_not_have_is_refused_by_name():
         lambda rewards, greedy: rewards.tolist(),
         lambda rewards, greedy: rewards / greedy["missing"],
     ],
-    ids=["another shape", "lists", "an error"],
 )
 def test_a_wrong_answer_is_an_error_of_the_advantage(advantage):
     captioner = tiny_captioner()

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 
 from rewards.files import load_json
@@ -25,6 +26,7 @@ TINY = {
 """What is changed in the shipped configurations, so that every stage takes seconds."""
 
 
+@pytest.mark.slow
 def test_all_stages_end_in_one_page_and_a_second_call_trains_nothing(
     tmp_path, monkeypatch, capsys
 ):

@@ -212,6 +212,7 @@ class TransformersText(nn.Module):
                 self.context_length = min(self.context_length, window)
 
     def tokenize(self, texts: Sequence[str], context_length: int) -> Tensor:
+        """Token ids [N, L] of texts, padded on the right, L <= ``context_length``."""
         return self.tokenizer(
             list(texts),
             padding=True,

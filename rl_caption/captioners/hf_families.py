@@ -344,6 +344,7 @@ class Florence2(Family):
         return states
 
     def read(self, policy: Policy, state: State, token_ids: Tensor) -> Tensor:
+        """Logits [N, T, V] after ``token_ids`` [N, T], with the encoder's output."""
         output = policy.model(
             encoder_outputs=BaseModelOutput(last_hidden_state=state.states),
             decoder_input_ids=token_ids,

@@ -256,6 +256,9 @@ class HuggingFaceCaptioner(Captioner):
     def encode(
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None
     ) -> list[list[int]]:
+        """Token ids of texts as they follow the prompt, the model's or the row's, at
+        most ``max_tokens`` each, EOS included.
+        """
         start, between = self.before
         row_prompt = (
             None if row is None or self.family.chat_prompts else row.get("prompt")
@@ -332,6 +335,7 @@ class HuggingFaceCaptioner(Captioner):
         token_ids: Tensor,
         mask: Tensor | None = None,
     ) -> Tensor:
+        """Logits [B, K, L, V] of captions [B, K, L]; forbidden tokens have ``FORBIDDEN_LOGIT``."""
         return forbid(model(**inputs, token_ids=token_ids, mask=mask), self.forbidden)
 
     def decode(self, token_ids: Tensor) -> list[str]:

@@ -133,6 +133,7 @@ class PromptLayer(DynamicLayer):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
+        """Keep the first keys and values; return those of this call."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.keys = key_states

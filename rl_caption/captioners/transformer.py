@@ -194,6 +194,7 @@ class TransformerCaptioner(Captioner):
     def encode(
         self, texts: Sequence[str], max_tokens: int, row: Row | None = None
     ) -> list[list[int]]:
+        """Token ids of texts, with EOS, cut off at ``max_tokens``."""
         split = tokenizer_of(self.split_by)
         prepared = [" ".join(split(text)) for text in texts]
         encoded = self.tokenizer(prepared, add_special_tokens=False)["input_ids"]

@@ -8,9 +8,12 @@ from rl_caption.config.shipped import find_config, shipped_configs
 
 
 def main(words: Sequence[str]) -> int:
-    """Run ``configs list``, or ``configs show NAME > mine.yaml``."""
-    if len(words) == 2 and words[0] == "show":
-        print(find_config(words[1]).read_text(encoding="utf-8"), end="")
+    """Run ``configs list``, or ``configs show NAME > mine.yaml``.
+
+    Raises ``FileNotFoundError`` where there is no recipe of this name.
+    """
+    if words and words != ["list"]:
+        print(find_config(words[-1]).read_text(encoding="utf-8"), end="")
         return 0
     for name, file in shipped_configs().items():
         text = file.read_text(encoding="utf-8").removeprefix("# ")

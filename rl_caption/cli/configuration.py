@@ -137,6 +137,7 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers: dict[str, list[Any]] = {}
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        """Read keys as text. Raises ``YAMLError`` for a key that is set twice."""
         names: list[Any] = []
         for key, _ in node.value:
             if key.value != "<<":

@@ -15,6 +15,7 @@ class Finder:
 
     @classmethod
     def find_spec(cls, name, path=None, target=None):
+        """Define the operators before torchvision's module that registers kernels for them."""
         if name == "torchvision._meta_registrations":
             import torch
 

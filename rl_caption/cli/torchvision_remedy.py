@@ -27,12 +27,16 @@ def import_error() -> str:
 
 
 def mend() -> str:
-    """Install the hook where its fault is found; return why torchvision does not load now."""
+    """Install the hook where its fault is found, and take it out again if it does not
+    help; return why torchvision does not load now.
+    """
     error = import_error()
     if FAULT in error:
         HOOK.write_bytes(Path(__file__).with_name("torchvision_hook.py").read_bytes())
         LOADER.write_text(f"import {HOOK.stem}\n")
-        error = import_error()
+        if error := import_error():
+            LOADER.unlink()
+            HOOK.unlink()
     return "" if "No module named 'torchvision'" in error else error
 
 

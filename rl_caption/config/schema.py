@@ -121,13 +121,6 @@ class DataConfig(Section):
         return self
 
 
-class WorldConfig(DataConfig):
-    """The generated world, unless another format is named."""
-
-    format: str = "scenes"
-    """Format of the data, as in ``data.format``."""
-
-
 def _ascending(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     if points != sorted(points, key=itemgetter(0)):
         raise PydanticCustomError("order", "steps in ascending order")

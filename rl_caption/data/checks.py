@@ -332,6 +332,7 @@ def verify(
         stored = read_json(Path(cache), DataError)
 
     def verdict(item: Any) -> Verdict:
+        """Whether a file can be read, from the cache where the file has not changed."""
         try:
             stamp = item.stamp()
         except OSError as error:

@@ -67,6 +67,7 @@ def make_app(config: ServeConfig, reward: MixedReward) -> FastAPI:
 
     @app.post("/score")
     async def score(scoring: Scoring) -> dict[str, Any]:
+        """Scores of captions: the total, and each term."""
         try:
             columns = checked_columns(scoring, reward, config.images)
             scores = await scorer.score(scoring.captions, columns)
@@ -78,6 +79,7 @@ def make_app(config: ServeConfig, reward: MixedReward) -> FastAPI:
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
+        """The reward's terms, signature, bounds and columns, and the captions that wait."""
         return {
             "terms": reward.weights,
             "signature": reward.signature,

@@ -87,7 +87,6 @@ def test_the_count_may_be_any_total_of_weights():
         lambda logprobs, *others: (1.0, 2.0, {}),
         lambda logprobs, *others: logprobs.nothing(),
     ],
-    ids=["a loss alone", "numbers", "an error"],
 )
 def test_a_wrong_answer_is_an_error_of_the_objective(objective):
     captioner = tiny_captioner()

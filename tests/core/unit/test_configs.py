@@ -110,6 +110,8 @@ def test_recipes_are_listed_with_their_commands_and_shown(capsys):
     assert all(path.read_text().startswith("# ") for path in shipped_configs().values())
     assert configs.main(["show", "demo"]) == 0
     assert capsys.readouterr().out == (CONFIGS / "demo.yaml").read_text()
+    with pytest.raises(FileNotFoundError, match="'show' is neither"):
+        configs.main(["show"])
 
 
 def test_coco_is_evaluated_as_in_the_literature():

@@ -73,7 +73,6 @@ def test_number_of_processes(
             128 + signal.SIGTERM,
         ),
     ],
-    ids=["done", "failed", "stopped before training"],
 )
 def test_the_launcher_ends_with_the_code_of_its_process(
     script, code, tmp_path, monkeypatch
@@ -116,7 +115,6 @@ except KeyboardInterrupt:
         (0, "heard", -signal.SIGTERM, "True\n"),
         (0, "ignored", 0, "False\nTrue\n"),
     ],
-    ids=["one request", "a second request", "nohup"],
 )
 def test_the_first_signal_asks_and_a_later_one_ends(seconds, hangup, code, printed):
     done = run_python(SIGNALLED, str(seconds), hangup)

@@ -119,7 +119,6 @@ def test_the_patch_embedding_is_the_teachers_and_frozen():
         (random_clip(None, RESNET)[0], {}),
         (LCLIP(LCLIPConfig(**STUDENT)), {}),
     ],
-    ids=["other patches", "resnet", "student"],
 )
 def test_a_teacher_without_such_patches_is_refused(teacher, changes):
     student = build_tower("image", None, STUDENT | changes, 16)

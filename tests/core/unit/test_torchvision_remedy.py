@@ -39,6 +39,7 @@ LOADS = (
     "import torch; torch.library.defined.nms = torch.library.defined.qnms = 'native'"
 )
 OTHER = "raise RuntimeError('different CUDA major versions')"
+STUBBORN = "raise RuntimeError('operator torchvision::roi_align does not exist')"
 
 
 def environment_with(extension, folder):
@@ -79,6 +80,7 @@ def run(*command):
         ),
         (LOADS, set(), ""),
         (OTHER, set(), "different CUDA major versions"),
+        (STUBBORN, set(), "operator torchvision::roi_align"),
         (None, set(), ""),
     ],
 )

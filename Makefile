@@ -25,7 +25,7 @@ endif
 .PHONY: help install demo test test-all bench docs lint format doctor release engines planted clean distclean FORCE
 
 help:
-	@echo "make demo       train, fine-tune and evaluate a captioner on the generated world (4 to 11 minutes on two cores)"
+	@echo "make demo       train, fine-tune and evaluate a captioner on the generated world (4 to 12 minutes on two cores)"
 	@echo "make test       run the tests that take seconds, on up to four cores; make test-all also runs those marked slow"
 	@echo "make bench      speed and memory against baselines of the same run (ARGS=\"--only cider --json FILE\")"
 	@echo "make docs       the documentation as a site in site/, tutorials with their output (minutes)"
